@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffspec.testbed.random_pair import RandomPair, build_random_pair
 from diffspec.testbed.recall_pair import RecallPair, build_recall_pair
 
 
@@ -12,3 +13,9 @@ from diffspec.testbed.recall_pair import RecallPair, build_recall_pair
 def recall_pair(tmp_path_factory: pytest.TempPathFactory) -> RecallPair:
     """A float32 recall pair with the default arguments (two target layers)."""
     return build_recall_pair(tmp_path_factory.mktemp("recall-pair"))
+
+
+@pytest.fixture(scope="session")
+def random_pair(tmp_path_factory: pytest.TempPathFactory) -> RandomPair:
+    """A float32 random pair with the default arguments (four target layers)."""
+    return build_random_pair(tmp_path_factory.mktemp("random-pair"))

@@ -57,6 +57,45 @@ def byte_tokenizer(vocab: int) -> Tokenizer:
     return tokenizer
 
 
+def llama_config(
+    architecture: str,
+    *,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    max_positions: int,
+    rope_theta: float,
+    rms_eps: float,
+    dtype: str,
+) -> dict[str, Any]:
+    """Return a Llama `config.json` without biases and with untied embeddings."""
+    return {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": max_positions,
+        "rope_theta": rope_theta,
+        "rms_norm_eps": rms_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "torch_dtype": dtype,
+    }
+
+
 def write_checkpoint(
     folder: Path,
     *,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffspec.testbed._checkpoint import BOS, BYTE_VOCAB, EOS, torch_dtype, write_checkpoint
+from diffspec.testbed._checkpoint import BYTE_VOCAB, llama_config, torch_dtype, write_checkpoint
 from diffspec.testbed._golay import CODE_SIZE, golay_codes
 from diffspec.testbed._recall_attention import (
     HEAD_DIM,
@@ -111,27 +111,20 @@ def build_recall_pair(
 def _config(
     architecture: str, vocab: int, layers: int, max_positions: int, dtype: str
 ) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": max_positions,
-        "rope_theta": ROPE_THETA,
-        "rms_norm_eps": RMS_EPS,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "torch_dtype": dtype,
-    }
+    return llama_config(
+        architecture,
+        hidden=HIDDEN,
+        intermediate=INTERMEDIATE,
+        layers=layers,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        vocab=vocab,
+        max_positions=max_positions,
+        rope_theta=ROPE_THETA,
+        rms_eps=RMS_EPS,
+        dtype=dtype,
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
