@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every place where DiffSpec meets vLLM: what is done there, why, and what it has to look like.
+
+Data only, no vLLM import; :mod:`diffspec.hosts.surface` checks it against the installed host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["wrapped", "replaced", "overridden", "bound", "called", "read"]
+Stage = Literal["config", "worker", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class TouchPoint:
+    """One touch point.
+
+    ``target`` is ``module:qualified.name``. ``parameters`` are the parameter names a callable must
+    have, in order; more are fine if they have defaults. ``attributes`` are names that instances or
+    the class must have. ``kind``: *wrapped* (calls through), *replaced* (module attribute set),
+    *overridden* (in a subclass of ours), *bound* (set on one instance), *called*, *read*.
+    ``stage`` is the first moment at which it is needed and checked. ``platform`` restricts the row
+    to one device type; ``hosts`` are the vLLM release lines it was written for.
+    """
+
+    target: str
+    kind: Kind
+    stage: Stage
+    what: str
+    why: str
+    parameters: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    platform: str = "any"
+    hosts: tuple[str, ...] = ("0.28",)
+
+    @property
+    def module(self) -> str:
+        """The module part of ``target``."""
+        return self.target.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The qualified name inside the module; the row's name in messages."""
+        return self.target.partition(":")[2]
+
+
+_PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
+_CPU_WORKER = "vllm.v1.worker.cpu_worker:CPUWorker"
+_GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+_CPU_ATTENTION = "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl"
+_EAGLE3 = "vllm.model_executor.models.llama_eagle3"
+
+
+def _worker_rows(cls: str, platform: str) -> tuple[TouchPoint, ...]:
+    """The methods our worker subclass overrides; each calls the host's own first or last."""
+    rows = (
+        ("__init__", "read the settings", "they travel inside the host's configuration"),
+        ("init_device", "check the surface, attach to the drafter", "the runner exists from here"),
+        ("load_model", "check the draft's parts, tap one target layer", "both models are loaded"),
+        ("initialize_from_config", "find page layouts, allocate", "KV pages exist from here"),
+        ("execute_model", "see finished and resumed requests", "a drafter never sees them"),
+    )
+    arguments = {
+        "__init__": ("vllm_config", "local_rank", "rank", "distributed_init_method"),
+        "initialize_from_config": ("kv_cache_config",),
+        "execute_model": ("scheduler_output",),
+    }
+    return tuple(
+        TouchPoint(
+            f"{cls}.{method}",
+            "overridden",
+            "worker",
+            what,
+            why,
+            parameters=("self", *arguments.get(method, ())),
+            platform=platform,
+        )
+        for method, what, why in rows
+    )
+
+
+TOUCH_POINTS: tuple[TouchPoint, ...] = (
+    # -- configuration, in the process that parses the command line --
+    TouchPoint(
+        "vllm.engine.arg_utils:EngineArgs.create_speculative_config",
+        "wrapped",
+        "config",
+        "take our keys out, validate, activate",
+        "the only place that sees the user's object and the engine flags together",
+        parameters=("self", "target_model_config", "target_parallel_config"),
+    ),
+    TouchPoint(
+        "vllm.config:SpeculativeConfig",
+        "read",
+        "config",
+        "read the draft's configuration, set disable_padded_drafter_batch",
+        "exact acceptance feedback on the CPU; the right next token at chunk borders",
+        attributes=(
+            "method",
+            "num_speculative_tokens",
+            "draft_model_config",
+            "draft_tensor_parallel_size",
+            "disable_padded_drafter_batch",
+            "draft_sample_method",
+            "parallel_drafting",
+            "max_model_len",
+        ),
+    ),
+    TouchPoint(
+        "vllm.config:ParallelConfig",
+        "read",
+        "config",
+        "read the parallel sizes, set worker_cls",
+        "a worker class is the host's documented way into the worker process",
+        attributes=(
+            "worker_cls",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+            "prefill_context_parallel_size",
+            "decode_context_parallel_size",
+        ),
+    ),
+    TouchPoint(
+        "vllm.config:ModelConfig",
+        "read",
+        "config",
+        "read the shapes of target and draft",
+        "a pair that does not fit is refused before weights are loaded",
+        attributes=(
+            "get_hidden_size",
+            "get_vocab_size",
+            "use_mla",
+            "is_hybrid",
+            "uses_mrope",
+            "multimodal_config",
+            "max_model_len",
+            "hf_config",
+        ),
+    ),
+    TouchPoint(
+        "vllm.utils.torch_utils:resolve_kv_cache_dtype_string",
+        "called",
+        "config",
+        "learn what an automatic KV cache type becomes",
+        "quantised keys are refused",
+        parameters=("kv_cache_dtype", "model_config"),
+    ),
+    TouchPoint(
+        "vllm.triton_utils:HAS_TRITON",
+        "read",
+        "config",
+        "tell whether vLLM would choose the V2 model runner",
+        "the V2 runner has none of the proposer classes below",
+    ),
+    # -- the worker, before and after the models are loaded --
+    *_worker_rows(_CPU_WORKER, "cpu"),
+    *_worker_rows(_GPU_WORKER, "cuda"),
+    TouchPoint(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+        "read",
+        "worker",
+        "find the drafter and the requests; raise effective_drafter_max_model_len",
+        "the host would skip a whole batch past the draft's own length",
+        attributes=("drafter", "effective_drafter_max_model_len", "input_batch", "requests"),
+    ),
+    TouchPoint(
+        "vllm.v1.spec_decode.eagle:EagleProposer",
+        "read",
+        "worker",
+        "recognise the drafter",
+        "the runner chooses its code path by this class",
+    ),
+    TouchPoint(
+        _PROPOSER,
+        "read",
+        "worker",
+        "find the draft's KV group, block size and layers",
+        "its pages hold the canonical cache",
+        attributes=(
+            "model",
+            "block_size",
+            "kv_cache_gid",
+            "draft_attn_groups",
+            "_draft_attn_layer_names",
+        ),
+    ),
+    TouchPoint(
+        f"{_PROPOSER}.propose",
+        "bound",
+        "worker",
+        "draft with our own cycle",
+        "the proposer's one entry from the runner",
+        parameters=(
+            "self",
+            "num_speculative_tokens",
+            "target_token_ids",
+            "target_positions",
+            "target_hidden_states",
+            "next_token_ids",
+            "token_indices_to_sample",
+            "common_attn_metadata",
+            "sampling_metadata",
+            "mm_embed_inputs",
+            "num_rejected_tokens_gpu",
+            "slot_mappings",
+        ),
+    ),
+    TouchPoint(
+        f"{_PROPOSER}.prepare_inputs",
+        "bound",
+        "worker",
+        "see what was sampled and drafted per request",
+        "acceptance feedback and the rows that were kept",
+        parameters=("self", "common_attn_metadata", "sampled_token_ids", "num_draft_tokens"),
+    ),
+    TouchPoint(
+        f"{_PROPOSER}.prepare_next_token_ids_cpu",
+        "called",
+        "worker",
+        "the runner calls it before propose",
+        "it gives the next token of each request, also inside a prompt",
+        parameters=(
+            "self",
+            "sampled_token_ids",
+            "requests",
+            "gpu_input_batch",
+            "num_scheduled_tokens",
+        ),
+    ),
+    TouchPoint(
+        f"{_PROPOSER}.load_model",
+        "bound",
+        "worker",
+        "check the draft's parts once they are loaded",
+        "a draft class without them is refused by name",
+        parameters=("self", "target_model"),
+    ),
+    TouchPoint(
+        f"{_PROPOSER}.dummy_run",
+        "bound",
+        "worker",
+        "warm up our shapes, not the host's draft loop",
+        "the host's drafter never runs under DiffSpec",
+        parameters=("self", "num_tokens", "use_cudagraphs", "is_graph_capturing", "slot_mappings"),
+    ),
+    TouchPoint(
+        f"{_CPU_ATTENTION}.forward",
+        "wrapped",
+        "worker",
+        "copy query rows of one target layer, on that layer's instance alone",
+        "retrieval scores chunks with the target's own queries",
+        parameters=(
+            "self",
+            "layer",
+            "query",
+            "key",
+            "value",
+            "kv_cache",
+            "attn_metadata",
+            "output",
+            "output_scale",
+            "output_block_scale",
+        ),
+        platform="cpu",
+    ),
+    TouchPoint(
+        f"{_CPU_ATTENTION}.do_kv_cache_update",
+        "called",
+        "worker",
+        "write digit-coded keys and read them back",
+        "learns the page layout instead of assuming it",
+        parameters=("self", "layer", "key", "value", "kv_cache", "slot_mapping"),
+        platform="cpu",
+    ),
+    TouchPoint(
+        "vllm.config:get_layers_from_vllm_config",
+        "called",
+        "worker",
+        "list the attention layers",
+        "the tap goes on the last full-attention target layer",
+        parameters=("vllm_config", "layer_type", "layer_names"),
+    ),
+    TouchPoint(
+        "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_static",
+        "called",
+        "worker",
+        "rotate selected keys at local positions",
+        "plain torch on every device",
+        parameters=(
+            "positions",
+            "query",
+            "key",
+            "head_size",
+            "rotary_dim",
+            "cos_sin_cache",
+            "is_neox_style",
+        ),
+    ),
+    TouchPoint(
+        "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+        "replaced",
+        "worker",
+        "expand without the CPU stand-in for its kernel",
+        "the stand-in writes an int64 copy: temperature and top-k or top-p come back unset",
+        parameters=("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
+        platform="cpu",
+    ),
+    # -- the draft's parts --
+    TouchPoint(
+        f"{_EAGLE3}:Eagle3LlamaForCausalLM",
+        "read",
+        "load",
+        "head and vocabulary map",
+        "our cycle runs over the loaded module's parts",
+        attributes=(
+            "combine_hidden_states",
+            "model",
+            "lm_head",
+            "logits_processor",
+            "draft_id_to_target_id",
+        ),
+    ),
+    TouchPoint(
+        f"{_EAGLE3}:LlamaModel",
+        "read",
+        "load",
+        "embedding, layer and final norm",
+        "our cycle runs over the loaded module's parts",
+        attributes=("embed_tokens", "layers", "norm", "norm_output"),
+    ),
+    TouchPoint(
+        f"{_EAGLE3}:LlamaDecoderLayer",
+        "read",
+        "load",
+        "the one layer's parts",
+        "our cycle runs over the loaded module's parts",
+        attributes=(
+            "input_layernorm",
+            "hidden_norm",
+            "_residual_norm",
+            "self_attn",
+            "post_attention_layernorm",
+            "mlp",
+        ),
+    ),
+    TouchPoint(
+        "vllm.model_executor.models.llama:LlamaAttention",
+        "read",
+        "load",
+        "projections, sizes and rotary embedding",
+        "keys are needed before rotation",
+        attributes=(
+            "qkv_proj",
+            "o_proj",
+            "q_size",
+            "kv_size",
+            "head_dim",
+            "scaling",
+            "rotary_emb",
+            "attn",
+        ),
+    ),
+)
+
+#: Parts of a loaded draft by dotted path from the module the host loads as its draft model.
+DRAFT_PARTS: tuple[str, ...] = (
+    "combine_hidden_states",
+    "lm_head",
+    "logits_processor",
+    "draft_id_to_target_id",
+    "model.embed_tokens",
+    "model.norm",
+    "model.layers.0.input_layernorm",
+    "model.layers.0.hidden_norm",
+    "model.layers.0._residual_norm",
+    "model.layers.0.post_attention_layernorm",
+    "model.layers.0.mlp",
+    "model.layers.0.self_attn.qkv_proj",
+    "model.layers.0.self_attn.o_proj",
+    "model.layers.0.self_attn.q_size",
+    "model.layers.0.self_attn.kv_size",
+    "model.layers.0.self_attn.head_dim",
+    "model.layers.0.self_attn.scaling",
+    "model.layers.0.self_attn.rotary_emb",
+    "model.layers.0.self_attn.attn",
+)
