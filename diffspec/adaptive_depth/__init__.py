@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens to draft: acceptance statistics, costs and the policy over both."""
+"""How deep to draft: the seat of the depth policy and the statistics it decides on."""

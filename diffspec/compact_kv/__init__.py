@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft's canonical and working key/value caches."""
+"""Draft K/V: canonical pages at absolute positions, a small working cache at local ones."""

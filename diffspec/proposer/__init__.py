@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft head and one drafting cycle, independent of the host engine."""
+"""The proposer: one drafting cycle over a batch, independent of the serving engine."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which chunks of the context the draft gets to see."""
+"""Which chunks of the context the target attends now, and which of them the draft gets."""

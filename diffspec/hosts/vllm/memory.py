@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many requests can draft at once, and the buffers that takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from diffspec.adaptive_depth.policy import FixedDepth
+from diffspec.compact_kv.rope import LocalRope
+from diffspec.compact_kv.working import WorkingCache
+from diffspec.proposer.cycle import DraftingCycle
+from diffspec.proposer.head import DraftHead
+from diffspec.proposer.working_set import Geometry, WorkingSet
+from diffspec.retrieval.scoring import ChunkScorer
+from diffspec.retrieval.selection import SelectionPlan
+from diffspec.settings import DiffSpecSettings
+
+#: Share of the memory vLLM was given that working caches may take.
+SLOT_SHARE = 0.02
+#: Requests retrieved in one pass; more are done in several.
+RETRIEVAL_GROUP = 8
+
+
+def slot_count(*, memory: int, slot_bytes: int, max_num_seqs: int) -> int:
+    """Slots that fit ``SLOT_SHARE`` of ``memory`` bytes; at least 1, at most ``max_num_seqs``."""
+    return max(1, min(max_num_seqs, int(memory * SLOT_SHARE) // slot_bytes))
+
+
+def build_cycle(
+    settings: DiffSpecSettings,
+    head: DraftHead,
+    rope: LocalRope,
+    *,
+    depth: int,
+    memory: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    scored_layer: Any,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DraftingCycle:
+    """Allocate every buffer and put the proposer together; pages are bound later.
+
+    Args:
+        depth: K, the most drafted tokens per step.
+        memory: bytes vLLM was given on this device.
+        block_size: tokens per page at the granularity of the host's block tables.
+    """
+    parts = head.parts
+    size = WorkingCache.slot_bytes(
+        budget=settings.token_budget, heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype
+    )
+    working = WorkingCache(
+        slots=slot_count(memory=memory, slot_bytes=size, max_num_seqs=max_num_seqs),
+        budget=settings.token_budget,
+        heads=parts.kv_heads,
+        head_dim=parts.head_dim,
+        dtype=dtype,
+        device=device,
+        rope=rope,
+    )
+    scorer = ChunkScorer(
+        block_size=block_size,
+        query_heads=scored_layer.num_heads,
+        scale=scored_layer.impl.scale,
+        chunk_size=settings.chunk_size,
+        max_model_len=max_model_len,
+        max_requests=min(RETRIEVAL_GROUP, max_num_seqs),
+        device=device,
+    )
+    geometry = Geometry(
+        chunk=settings.chunk_size,
+        budget=settings.token_budget,
+        interval=settings.retrieval_interval,
+        depth=depth,
+        max_model_len=max_model_len,
+    )
+    plan = SelectionPlan(
+        sink=1,
+        window=settings.window_chunks(),
+        picks=settings.pick_chunks(depth),
+        successors=settings.successor_chunks(depth),
+    )
+    return DraftingCycle(head, WorkingSet(geometry, plan, working, scorer), FixedDepth(depth))

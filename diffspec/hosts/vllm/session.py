@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DiffSpec on one vLLM V1 drafter: what is bound where, and what travels between the hooks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffspec.compact_kv.canonical import CanonicalCache
+from diffspec.hosts.surface import HostError
+from diffspec.hosts.vllm.draft_parts import build_parts, build_rope, check_parts
+from diffspec.hosts.vllm.memory import build_cycle
+from diffspec.hosts.vllm.query_tap import QueryTap
+from diffspec.hosts.vllm.target_layer import find_scored_layer, group_of, read_key_pages
+from diffspec.proposer.batch import IntArray, StepBatch
+from diffspec.proposer.cycle import DraftingCycle
+from diffspec.proposer.head import DraftHead
+from diffspec.settings import DiffSpecSettings
+
+logger = logging.getLogger("vllm.diffspec")
+
+_ATTACHED = "_diffspec_session"
+_BOUND = ("propose", "prepare_inputs", "prepare_next_token_ids_cpu", "load_model", "dummy_run")
+
+
+class DiffSpecSession:
+    """Everything DiffSpec keeps for one drafter, and the methods bound onto it.
+
+    Args:
+        drafter: vLLM's own ``EagleProposer``; stays what it is, with five instance attributes.
+        runner: the V1 model runner that owns it.
+        settings: validated settings.
+        memory: bytes vLLM was given on this device.
+
+    Raises:
+        HostError: the drafter has a session already.
+    """
+
+    def __init__(
+        self, drafter: Any, runner: Any, settings: DiffSpecSettings, *, memory: int
+    ) -> None:
+        if hasattr(drafter, _ATTACHED):
+            raise HostError("DiffSpec is attached to this drafter already")
+        self.drafter, self.runner, self.settings, self.memory = drafter, runner, settings, memory
+        self.depth: int = drafter.speculative_config.num_speculative_tokens
+        self._host = {name: getattr(drafter, name) for name in _BOUND}
+        for name in _BOUND:
+            setattr(drafter, name, getattr(self, name))
+        setattr(drafter, _ATTACHED, self)
+        self._cycle: DraftingCycle | None = None
+        self._tap: QueryTap | None = None
+        self._target_group = self._draft_group = 0
+        self._sampled: list[list[int]] = []
+        self._drafted: list[int] | None = None
+        self._kept: Tensor | None = None
+        self._lift_length_limit()
+
+    @property
+    def cycle(self) -> DraftingCycle:
+        """The proposer; exists once the draft is loaded."""
+        if self._cycle is None:
+            raise HostError("the draft is not loaded yet")
+        return self._cycle
+
+    @property
+    def tap(self) -> QueryTap:
+        """The query tap; exists once the draft is loaded."""
+        if self._tap is None:
+            raise HostError("the draft is not loaded yet")
+        return self._tap
+
+    def detach(self) -> None:
+        """Give the drafter back as it was (for tests)."""
+        for name in _BOUND:
+            delattr(self.drafter, name)
+        delattr(self.drafter, _ATTACHED)
+        if self._tap is not None:
+            self._tap.remove()
+
+    # Hooks in the order the host calls them.
+
+    def load_model(self, target_model: Any) -> None:
+        """Let the host load the draft, then take its parts, check them, allocate, tap."""
+        self._host["load_model"](target_model)
+        drafter, config = self.drafter, self.drafter.vllm_config
+        model, dtype = drafter.model, config.model_config.dtype
+        head = DraftHead(build_parts(model))
+        check_parts(model, head, dtype)
+        name, layer = find_scored_layer(config, drafter._draft_attn_layer_names)
+        self._scored = name
+        max_num_seqs = config.scheduler_config.max_num_seqs
+        with torch.inference_mode(False):
+            self._cycle = build_cycle(
+                self.settings,
+                head,
+                build_rope(model, self.settings.token_budget, dtype),
+                depth=self.depth,
+                memory=self.memory,
+                max_num_seqs=max_num_seqs,
+                max_model_len=drafter.max_model_len,
+                scored_layer=layer,
+                block_size=config.cache_config.block_size,
+                dtype=dtype,
+                device=drafter.device,
+            )
+            self._tap = QueryTap(
+                layer,
+                max_requests=max_num_seqs,
+                rows_per_request=self.depth + 1,
+                heads=layer.num_heads,
+                head_dim=layer.head_size,
+                dtype=dtype,
+                device=drafter.device,
+            )
+        buffers = {**self.cycle.working_set.nbytes, "query tap": self._tap.nbytes}
+        logger.info(
+            "DiffSpec: %d drafting slots; buffers %s, %.1f MiB in all; scoring by %s",
+            self.cycle.slots.count,
+            ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in buffers.items()),
+            sum(buffers.values()) / 2**20,
+            name,
+        )
+
+    def dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> None:
+        """Stand in for the host's warm-up of a draft pass we never take: project as many rows."""
+        drafter, head = self.drafter, self.cycle.head
+        width = drafter.model.model.fc_input_size
+        features = torch.zeros((num_tokens, width), dtype=drafter.dtype, device=drafter.device)
+        ids = torch.zeros(num_tokens, dtype=torch.int64, device=drafter.device)
+        head.project(ids, head.parts.combine(features))
+
+    def bind_pages(self, kv_cache_config: Any) -> None:
+        """The host has allocated its KV cache: take the draft's pages and read the target's.
+
+        Raises:
+            HostError: a page layout is not understood.
+        """
+        drafter = self.drafter
+        layers = drafter.vllm_config.compilation_config.static_forward_context
+        (draft_name,) = drafter._draft_attn_layer_names
+        parts = self.cycle.head.parts
+        try:
+            canonical = CanonicalCache(
+                layers[draft_name].kv_cache,
+                block_size=drafter.block_size,
+                heads=parts.kv_heads,
+                head_dim=parts.head_dim,
+            )
+        except ValueError as error:
+            raise HostError(str(error)) from error
+        self._draft_group = drafter.kv_cache_gid
+        self._target_group = group_of(kv_cache_config, self._scored)
+        block_size = self.runner.input_batch.block_table[self._target_group].block_size
+        pages = read_key_pages(layers[self._scored], block_size)
+        self.cycle.working_set.scorer.bind(pages)
+        self.cycle.bind(canonical)
+        self._lift_length_limit()
+        logger.info(
+            "DiffSpec: draft keeps unrotated K and V in its %d own pages of %d tokens; target "
+            "keys are read as %s pages",
+            canonical.num_blocks,
+            canonical.block_size,
+            pages.layout,
+        )
+
+    def before_step(self, scheduler_output: Any) -> None:
+        """Forget requests that ended and distrust caches of requests that were preempted."""
+        if self._cycle is None:
+            return
+        for request_id in scheduler_output.finished_req_ids:
+            self._cycle.finished(request_id)
+        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            self._cycle.slots.drop(request_id)
+
+    def prepare_next_token_ids_cpu(
+        self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Note what was sampled; empty for a request whose prefill goes on."""
+        self._sampled, self._drafted, self._kept = sampled_token_ids, None, None
+        result: Tensor = self._host["prepare_next_token_ids_cpu"](
+            sampled_token_ids, *args, **kwargs
+        )
+        return result
+
+    def prepare_inputs(
+        self,
+        common_attn_metadata: Any,
+        sampled_token_ids: list[list[int]],
+        num_draft_tokens: list[int],
+    ) -> tuple[Any, Tensor]:
+        """Note what was drafted and which rows of the target's batch survived."""
+        metadata, kept = self._host["prepare_inputs"](
+            common_attn_metadata, sampled_token_ids, num_draft_tokens
+        )
+        self._drafted, self._kept = num_draft_tokens, kept
+        return metadata, kept
+
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        target_token_ids: Tensor,
+        target_positions: Tensor,
+        target_hidden_states: Tensor,
+        next_token_ids: Tensor,
+        token_indices_to_sample: Tensor | None,
+        common_attn_metadata: Any,
+        sampling_metadata: Any,
+        mm_embed_inputs: Any = None,
+        num_rejected_tokens_gpu: Tensor | None = None,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Draft for the whole batch; never raises."""
+        try:
+            batch = self._batch(
+                target_token_ids, target_hidden_states, next_token_ids, common_attn_metadata
+            )
+        except Exception as error:
+            self.cycle.lost(common_attn_metadata.slot_mapping, error)
+            return [[] for _ in range(common_attn_metadata.num_reqs)]
+        return self.cycle.run(batch)
+
+    def _batch(
+        self, token_ids: Tensor, features: Tensor, next_token_ids: Tensor, metadata: Any
+    ) -> StepBatch:
+        b = metadata.num_reqs
+        starts: IntArray = metadata.query_start_loc_cpu[: b + 1].numpy().astype(np.int64)
+        n = int(starts[-1])
+        last = torch.from_numpy(starts[1:] - 1).to(token_ids.device)
+        shifted = token_ids[:n].long().roll(-1)
+        shifted[last] = next_token_ids[:b].long()
+        lengths: IntArray = metadata.seq_lens_cpu_upper_bound[:b].numpy().astype(np.int64)
+        sampled = np.fromiter(map(len, self._sampled), dtype=np.int64, count=b)
+        drafted = np.array(self._drafted if self._drafted is not None else [0] * b, dtype=np.int64)
+        table = metadata.block_table_tensor[:b]
+        other = self.runner.input_batch.block_table[self._target_group]
+        same = self._target_group == self._draft_group
+        return StepBatch(
+            request_ids=self.runner.input_batch.req_ids[:b],
+            token_ids=shifted,
+            features=features[:n],
+            slots=metadata.slot_mapping[:n].long(),
+            row_starts=starts,
+            lengths=lengths,
+            drafting=sampled > 0,
+            drafted=drafted,
+            accepted=np.maximum(sampled - 1, 0),
+            query=self.tap.rows(last if self._kept is None else self._kept[last].long()),
+            draft_table=table,
+            target_table=table if same else other.get_device_tensor(b),
+        )
+
+    def _lift_length_limit(self) -> None:
+        # Past the draft's own length the host would silently send dummy drafts for the whole
+        # batch; local positions make that limit void, and depth is clamped at max_model_len.
+        self.runner.effective_drafter_max_model_len = self.runner.max_model_len + self.depth + 1

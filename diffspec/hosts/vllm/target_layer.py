@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the target's attention layers is scored, and how its key pages are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor
+
+from diffspec.compact_kv.pages import KeyPages, find_key_places
+from diffspec.hosts.surface import HostError
+
+
+def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[str, Any]:
+    """Name and module of the target's last full-attention decoder layer.
+
+    Raises:
+        HostError: the target has none (all layers slide, or are of another kind).
+    """
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.models.utils import extract_layer_index
+    from vllm.v1.attention.backend import AttentionType
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    layers = {
+        name: layer
+        for name, layer in get_layers_from_vllm_config(vllm_config, Attention).items()
+        if name not in draft_layers
+        and layer.attn_type == AttentionType.DECODER
+        and layer.sliding_window is None
+        and getattr(layer, "kv_sharing_target_layer_name", None) is None
+        and isinstance(layer.get_kv_cache_spec(vllm_config), FullAttentionSpec)
+    }
+    if not layers:
+        raise HostError(
+            "the target has no full-attention decoder layer with its own K pages; "
+            "DiffSpec has nothing to score chunks by"
+        )
+    name = max(layers, key=extract_layer_index)
+    return name, layers[name]
+
+
+def group_of(kv_cache_config: Any, layer_name: str) -> int:
+    """Index of the KV cache group that holds a layer."""
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        if layer_name in group.layer_names:
+            return index
+    raise HostError(f"layer {layer_name} is in no KV cache group")
+
+
+def read_key_pages(layer: Any, block_size: int) -> KeyPages:
+    """A reader of ``layer``'s K pages, in the layout its backend really writes.
+
+    Raises:
+        HostError: the layout could not be found by writing coded keys and looking for them.
+    """
+    kv_cache = layer.kv_cache
+
+    def write(key: Tensor, value: Tensor, pages: Tensor, slots: Tensor) -> None:
+        layer.impl.do_kv_cache_update(layer, key, value, pages, slots)
+
+    try:
+        places = find_key_places(
+            write,
+            kv_cache,
+            block_size=block_size,
+            heads=layer.num_kv_heads,
+            head_dim=layer.head_size,
+        )
+    except ValueError as error:
+        raise HostError(f"K pages of {type(layer.impl).__name__}: {error}") from error
+    return KeyPages(kv_cache, places)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers a DiffSpec launch runs in: vLLM's own, plus the calls that attach us."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import vllm
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from diffspec.hosts.surface import HostError, require_surface
+from diffspec.hosts.vllm.sampling_fix import install
+from diffspec.hosts.vllm.session import DiffSpecSession
+from diffspec.settings import DiffSpecSettings
+
+logger = logging.getLogger("vllm.diffspec")
+
+
+def attach(worker: Any, *, memory: int) -> DiffSpecSession:
+    """Attach DiffSpec to the drafter a worker has just built.
+
+    Args:
+        worker: a worker whose ``init_device`` has returned.
+        memory: bytes vLLM was given on this device.
+
+    Raises:
+        HostError: the runner or drafter is not the one whose surface was checked.
+    """
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.spec_decode.eagle import EagleProposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    runner = worker.model_runner
+    drafter = getattr(runner, "drafter", None)
+    if not isinstance(runner, GPUModelRunner) or type(drafter) is not EagleProposer:
+        raise HostError(
+            f"DiffSpec attaches to model runner V1 with EagleProposer, not to "
+            f"{type(runner).__name__} with {type(drafter).__name__}"
+        )
+    require_surface()
+    install(vllm.__version__, worker.device.type, rejection_sampler)
+    payload = worker.vllm_config.speculative_config.diffspec
+    return DiffSpecSession(drafter, runner, DiffSpecSettings.from_payload(payload), memory=memory)
+
+
+class DiffSpecCPUWorker(CPUWorker):  # type: ignore[misc]
+    """vLLM's CPU worker with DiffSpec attached to its drafter."""
+
+    diffspec: DiffSpecSession
+
+    def init_device(self) -> None:
+        """Build the runner as usual, then attach."""
+        super().init_device()
+        given = self.cache_config.kv_cache_memory_bytes or self.requested_cpu_memory
+        self.diffspec = attach(self, memory=int(given))
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Allocate the KV cache as usual, then take the draft's pages."""
+        super().initialize_from_config(kv_cache_config)
+        self.diffspec.bind_pages(kv_cache_config)
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Learn who left before the step runs."""
+        self.diffspec.before_step(scheduler_output)
+        return super().execute_model(scheduler_output)

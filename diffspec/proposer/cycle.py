@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One drafting cycle: ingest, retrieve, rebuild or append, draft.
+
+Called once per verification step with the whole batch. It never raises: a fault costs the step
+its drafts, and the verified output does not depend on drafts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffspec.adaptive_depth.policy import DepthPolicy
+from diffspec.compact_kv.canonical import CanonicalCache
+from diffspec.proposer.batch import BoolArray, IntArray, StepBatch
+from diffspec.proposer.counters import Counters
+from diffspec.proposer.faults import FaultLog
+from diffspec.proposer.head import DraftHead, Projection
+from diffspec.proposer.slots import NOTHING, SlotTable
+from diffspec.proposer.working_set import WorkingSet
+
+
+class DraftingCycle:
+    """Drafts for a batch of requests out of their working caches.
+
+    Attributes:
+        slots: who owns which slot.
+        working_set: the working caches and their retrieval.
+        faults: what went wrong so far.
+        counters: what was done so far.
+    """
+
+    def __init__(self, head: DraftHead, working_set: WorkingSet, policy: DepthPolicy) -> None:
+        self.head, self.working_set, self.policy = head, working_set, policy
+        self.geometry = working_set.geometry
+        self.slots = SlotTable(working_set.working.k.shape[0])
+        self.faults = FaultLog()
+        self.counters = Counters()
+        self._canonical: CanonicalCache | None = None
+
+    def bind(self, canonical: CanonicalCache) -> None:
+        """Use these canonical pages from now on."""
+        self._canonical = canonical
+        self.working_set.bind(canonical)
+
+    def run(self, batch: StepBatch) -> list[list[int]]:
+        """Ingest the step's rows and draft; returns token ids per request, empty where none."""
+        nothing: list[list[int]] = [[] for _ in batch.request_ids]
+        try:
+            projection = self._ingest(batch)
+        except Exception as error:
+            self.lost(batch.slots, error)
+            return nothing
+        if self.faults.gave_up:
+            return nothing
+        try:
+            drafts = self._draft(batch, projection, nothing)
+        except Exception as error:
+            self.faults.record("drafting", error)
+            self.slots.drop_all()
+            return nothing
+        self.faults.clear_run()
+        return drafts
+
+    def finished(self, request_id: str) -> None:
+        """Free what a finished or aborted request held."""
+        slot = self.slots.release(request_id)
+        if slot >= 0:
+            self.policy.forget(slot)
+
+    def lost(self, host_slots: Tensor, error: BaseException) -> None:
+        """The rows at ``host_slots`` ``[n]`` were not ingested: never attend their pages."""
+        self.faults.record("ingesting verified rows", error)
+        self.slots.drop_all()
+        if self._canonical is not None:
+            self._canonical.mark_holes(host_slots)
+
+    def _ingest(self, batch: StepBatch) -> Projection:
+        assert self._canonical is not None, "bind() comes first"
+        head = self.head
+        projection = head.project(batch.token_ids, head.parts.combine(batch.features))
+        self._canonical.write(batch.slots, projection.k, projection.v)
+        return projection
+
+    def _draft(
+        self, batch: StepBatch, projection: Projection, drafts: list[list[int]]
+    ) -> list[list[int]]:
+        slots = self.slots.of(batch.request_ids, batch.drafting)
+        self.counters.no_slot += int(np.count_nonzero(batch.drafting & (slots < 0)))
+        seen = np.flatnonzero((batch.drafted > 0) & (slots >= 0))
+        if seen.size:
+            self.policy.observe(slots[seen], batch.drafted[seen], batch.accepted[seen])
+
+        members = np.flatnonzero(batch.drafting & (slots >= 0))
+        depths = self.policy.depths(slots[members], batch.lengths[members])
+        # The last position a token may take is max_model_len - 1; the next one is not drafted.
+        room = self.geometry.max_model_len - 1 - batch.lengths[members]
+        depths = np.minimum(np.minimum(depths, self.geometry.depth), room)
+        members, depths = members[depths > 0], depths[depths > 0]
+        if not members.size:
+            return drafts
+        ready = self._refresh(batch, members, slots[members], projection)
+        members, depths = members[ready], depths[ready]
+        if not members.size:
+            return drafts
+
+        order = np.argsort(slots[members])  # neighbouring slots are read in place
+        members, depths = members[order], depths[order]
+        tokens = self._chain(batch, members, slots[members], projection, int(depths.max()))
+        for index, row, depth in zip(members, tokens.tolist(), depths, strict=True):
+            drafts[index] = row[:depth]
+        self.counters.drafted += int(depths.sum())
+        return drafts
+
+    def _refresh(
+        self, batch: StepBatch, members: IntArray, slots: IntArray, projection: Projection
+    ) -> BoolArray:
+        """Bring the working caches up to this step; returns which members can be drafted."""
+        table, geometry = self.slots, self.geometry
+        lengths = batch.lengths[members]
+        new = batch.row_starts[members + 1] - batch.row_starts[members]
+        current = table.end[slots] == lengths - new
+        rows = table.rows[slots] + new
+        overdue = (rows != lengths) & (table.steps[slots] + 1 >= geometry.interval)
+        due = ~current | overdue | (rows + geometry.depth - 1 > geometry.budget)
+
+        keep, redo = np.flatnonzero(~due), np.flatnonzero(due)
+        if keep.size:
+            at = slots[keep]
+            self.working_set.append(batch, members[keep], at, table.rows[at], projection)
+            table.rows[at] = rows[keep]
+            table.steps[at] += 1
+        if redo.size:
+            at = slots[redo]
+            table.end[at] = NOTHING
+            table.rows[at] = self.working_set.rebuild(batch, members[redo], at)
+            # A first rebuild starts each slot at another step: retrievals spread over steps.
+            table.steps[at] = np.where(current[redo], 0, at % geometry.interval)
+            self.counters.rebuilds += int(redo.size)
+            compact = ~geometry.whole(lengths[redo])
+            self.counters.retrievals += int(np.count_nonzero(compact))
+        ready: BoolArray = table.rows[slots] > 0
+        table.end[slots] = np.where(ready, lengths, NOTHING)
+        return ready
+
+    def _chain(
+        self,
+        batch: StepBatch,
+        members: IntArray,
+        slots: IntArray,
+        projection: Projection,
+        depth: int,
+    ) -> Tensor:
+        """Draft a chain of ``depth`` tokens for each member; ``[m, depth]`` int64."""
+        working, head = self.working_set.working, self.head
+        device = working.k.device
+        last = torch.from_numpy(batch.row_starts[members + 1] - 1).to(device)
+        slot = torch.from_numpy(slots).to(device)
+        rows = self.slots.rows[slots]
+        longest = int(rows.max())
+        dense = int(slots[0]) if int(slots[-1] - slots[0]) == len(slots) - 1 else -1
+
+        counts = torch.from_numpy(rows).to(device)
+        q, residual = projection.q[last], projection.residual[last]
+        tokens = []
+        for step in range(depth):
+            # The newest committed row is its own query; later queries sit on scratch rows.
+            turned = working.rope.rotate(q, counts - 1)
+            attention = working.attend(
+                turned, slot, counts, longest + step, head.parts.scale, dense
+            )
+            hidden, feature = head.finish(attention, residual)
+            tokens.append(head.best_tokens(hidden))
+            if step + 1 < depth:
+                new = head.project(tokens[-1], feature)
+                working.put(slot, counts, new.k, new.v)
+                q, residual = new.q, new.residual
+                counts = counts + 1
+        return torch.stack(tokens, dim=1)

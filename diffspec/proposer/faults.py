@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults while serving: counted, logged once per kind, and never the request's problem."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+logger = logging.getLogger("vllm.diffspec")
+
+#: Faulty steps in a row after which the process drafts no more.
+PATIENCE = 3
+
+
+class FaultLog:
+    """Counts faults by kind and decides when to stop drafting for good."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._in_a_row = 0
+        self.gave_up = False
+
+    def record(self, kind: str, error: BaseException) -> None:
+        """Count a fault; the first of its kind is logged with its traceback."""
+        self.counts[kind] += 1
+        if self.counts[kind] == 1:
+            logger.error(
+                "DiffSpec: fault while %s; this step goes on without speculation, further faults "
+                "of this kind are only counted",
+                kind,
+                exc_info=error,
+            )
+        self._in_a_row += 1
+        if self._in_a_row >= PATIENCE and not self.gave_up:
+            self.gave_up = True
+            logger.error(
+                "DiffSpec: %d faulty steps in a row; this process drafts no more and serves as "
+                "target-only",
+                self._in_a_row,
+            )
+
+    def clear_run(self) -> None:
+        """A step drafted without a fault."""
+        self._in_a_row = 0
