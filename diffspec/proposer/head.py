@@ -85,7 +85,7 @@ class DraftHead:
         normed, residual = p.norm_feature(features)
         qkv = p.qkv(torch.cat((p.norm_embed(p.embed(token_ids)), normed), dim=-1))
         heads = qkv.view(qkv.shape[0], -1, p.head_dim)
-        q, k, v = heads.split((p.query_heads, p.kv_heads, p.kv_heads), dim=1)
+        q, k, v = torch.split(heads, [p.query_heads, p.kv_heads, p.kv_heads], dim=1)
         if p.norm_q is not None:
             q = p.norm_q(q)
         if p.norm_k is not None:
