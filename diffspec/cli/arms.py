@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arms of a served comparison: the same requests to servers that differ in one object.
+
+target-only serves without ``--speculative-config``, stock EAGLE-3 with vLLM's own keys, and
+DiffSpec with the same draft and the DiffSpec keys added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffspec.cli.client import Client, Completion
+from diffspec.cli.progress import Reporter
+from diffspec.cli.serving import serve
+
+TARGET_ONLY = "target-only"
+EAGLE3 = "stock EAGLE-3"
+DIFFSPEC = "DiffSpec"
+WARM_UP_TOKENS = 8
+# The demo's requests come one at a time; a larger KV cache would only lengthen the start.
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One server to start. ``speculative`` is the object for ``--speculative-config``."""
+
+    label: str
+    speculative: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt of token ids and the number of tokens to generate."""
+
+    prompt: list[int]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one arm answered to one request."""
+
+    arm: str
+    request: Request
+    completion: Completion
+
+
+def three_arms(draft: Path, depth: int, keys: Mapping[str, Any] | None = None) -> list[Arm]:
+    """Target-only, stock EAGLE-3, and DiffSpec with ``keys`` beside ``draft_context_policy``."""
+    stock = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": depth}
+    ours = {**stock, "draft_context_policy": "diffspec", **(keys or {})}
+    return [Arm(TARGET_ONLY, None), Arm(EAGLE3, stock), Arm(DIFFSPEC, ours)]
+
+
+def engine_flags(dtype: str, max_model_len: int) -> list[str]:
+    """Flags that every arm shares; without prefix caching the time to first token is honest."""
+    flags = ["--dtype", dtype, "--max-model-len", str(max_model_len), "--max-num-seqs", "4"]
+    return [*flags, "--enforce-eager", "--no-enable-prefix-caching"]
+
+
+def run_arms(
+    arms: Sequence[Arm],
+    model: Path,
+    flags: Sequence[str],
+    requests: Sequence[Request],
+    *,
+    logs: Path,
+    reporter: Reporter,
+) -> list[Result]:
+    """Serve each arm in turn and send it the requests one by one, after a short warm-up.
+
+    Args:
+        arms: the servers to start, one after the other.
+        model: folder of the target.
+        flags: ``vllm serve`` flags of every arm.
+        requests: sent to every arm in this order.
+        logs: folder for the servers' logs.
+        reporter: is told what is going on.
+
+    Raises:
+        ServerError: a server could not be started or died.
+        RequestError: a server refused a request.
+    """
+    results = []
+    for arm in arms:
+        log = logs / f"{model.name}-{arm.label.replace(' ', '-').lower()}.log"
+        reporter.begin(f"{arm.label}: starting vLLM")
+        with (
+            serve(
+                model,
+                log=log,
+                args=flags,
+                speculative=arm.speculative,
+                env=ENVIRONMENT,
+            ) as server,
+            Client(server) as client,
+        ):
+            reporter.note(f"{arm.label}: serving after {server.start_s:.0f} s")
+            client.complete(requests[0].prompt[:64], WARM_UP_TOKENS)
+            for request in requests:
+                size = f"{len(request.prompt):,} prompt tokens".replace(",", " ")
+                reporter.begin(f"{arm.label}: {size}", total=request.max_tokens)
+                done = client.measure(request.prompt, request.max_tokens, on_tokens=reporter.tokens)
+                reporter.note(
+                    f"{arm.label}: {size}, first token {done.ttft_s:.1f} s, "
+                    f"then {done.decode_tok_s:.1f} tok/s"
+                )
+                results.append(Result(arm.label, request, done))
+            reporter.begin(f"{arm.label}: stopping vLLM")
+    return results

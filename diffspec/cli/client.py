@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured completions over the OpenAI API, and vLLM's speculative counters around them.
+
+Acceptance follows vLLM's definitions: acceptance length = 1 + accepted / drafts, and the
+unconditional acceptance of position i = steps that accepted position i / drafts. A *draft* is a
+verification step that had at least one drafted token.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from diffspec.cli.serving import Server
+
+# A long prompt's first token may take minutes on a CPU; a dead server closes the connection sooner.
+TIMEOUT = httpx.Timeout(10.0, read=900.0)
+_PREFIX = "vllm:spec_decode_num_"
+
+
+class RequestError(RuntimeError):
+    """The server refused a request or reported an error while streaming its answer."""
+
+
+@dataclass(frozen=True)
+class SpecCounters:
+    """vLLM's speculative decoding counters, summed over engines; all in tokens but ``drafts``.
+
+    ``accepted_at[i]`` counts drafts whose position i (from 0) was accepted.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()
+
+    def __sub__(self, earlier: SpecCounters) -> SpecCounters:
+        before = earlier.accepted_at + (0,) * (len(self.accepted_at) - len(earlier.accepted_at))
+        return SpecCounters(
+            drafts=self.drafts - earlier.drafts,
+            draft_tokens=self.draft_tokens - earlier.draft_tokens,
+            accepted=self.accepted - earlier.accepted,
+            accepted_at=tuple(a - b for a, b in zip(self.accepted_at, before, strict=True)),
+        )
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + accepted / drafts; ``None`` where nothing was drafted."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """Unconditional acceptance of each position; empty where nothing was drafted."""
+        return tuple(n / self.drafts for n in self.accepted_at) if self.drafts else ()
+
+
+def parse_spec_counters(exposition: str) -> SpecCounters:
+    """The counters in a ``/metrics`` page; all zero for a server without speculation."""
+    totals: dict[str, int] = {}
+    at: dict[int, int] = {}
+    for family in text_string_to_metric_families(exposition):
+        if not family.name.startswith(_PREFIX) or family.type != "counter":
+            continue
+        key = family.name.removeprefix(_PREFIX)
+        for sample in family.samples:
+            if not sample.name.endswith("_total"):
+                continue
+            value = int(sample.value)
+            if key == "accepted_tokens_per_pos":
+                position = int(sample.labels["position"])
+                at[position] = at.get(position, 0) + value
+            else:
+                totals[key] = totals.get(key, 0) + value
+    return SpecCounters(
+        drafts=totals.get("drafts", 0),
+        draft_tokens=totals.get("draft_tokens", 0),
+        accepted=totals.get("accepted_tokens", 0),
+        accepted_at=tuple(at.get(i, 0) for i in range(max(at) + 1)) if at else (),
+    )
+
+
+@dataclass
+class Completion:
+    """One answer.
+
+    Attributes:
+        token_ids: the generated tokens.
+        text: the same as text.
+        ttft_s: seconds from sending the request to its first token.
+        decode_tok_s: tokens per second after the first piece of the stream (one token, as a rule),
+            0 where there was no second piece.
+        counters: what the server counted meanwhile; see :func:`measure`.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    ttft_s: float = 0.0
+    decode_tok_s: float = 0.0
+    counters: SpecCounters = field(default_factory=SpecCounters)
+
+
+class Client:
+    """Requests to one :class:`~diffspec.cli.serving.Server`; use it in a ``with`` block.
+
+    Every method raises :class:`RequestError` for an answer that is an error, and lets
+    ``httpx.TransportError`` pass when there is none.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._name = server.name
+        # trust_env off: a proxy of the environment has no business with the loopback interface.
+        self._http = httpx.Client(base_url=server.url, timeout=TIMEOUT, trust_env=False)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def spec_counters(self) -> SpecCounters:
+        """The server's counters since its start."""
+        answer = self._http.get("/metrics")
+        _check(answer)
+        return parse_spec_counters(answer.text)
+
+    def complete(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        on_tokens: Callable[[int], None] | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """Greedy completion of ``prompt`` by exactly ``max_tokens`` tokens, streamed.
+
+        ``on_tokens`` is called with the number of tokens so far, ``fields`` override or add request
+        fields. The server's counters are not read; see :meth:`measure`.
+        """
+        body = {
+            "model": self._name,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+            **fields,
+        }
+        result = Completion()
+        first = last = begin = time.perf_counter()
+        first_count = 0
+        with self._http.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.is_error:
+                answer.read()
+            _check(answer)
+            for choice in _choices(answer.iter_lines()):
+                result.text += choice["text"]
+                tokens = choice.get("token_ids") or []
+                if not tokens:
+                    continue
+                last = time.perf_counter()
+                if not first_count:
+                    first, first_count = last, len(tokens)
+                result.token_ids += tokens
+                if on_tokens is not None:
+                    on_tokens(len(result.token_ids))
+        result.ttft_s = first - begin
+        if last > first:
+            result.decode_tok_s = (len(result.token_ids) - first_count) / (last - first)
+        return result
+
+    def measure(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        on_tokens: Callable[[int], None] | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """:meth:`complete` with the difference of the counters: send nothing else meanwhile."""
+        before = self.spec_counters()
+        result = self.complete(prompt, max_tokens, on_tokens=on_tokens, **fields)
+        result.counters = self.spec_counters() - before
+        return result
+
+
+def _check(answer: httpx.Response) -> None:
+    if answer.is_error:
+        raise RequestError(f"{answer.url.path}: HTTP {answer.status_code}: {_message(answer.text)}")
+
+
+def _message(body: str) -> str:
+    """The message inside an OpenAI error object, or the body as it is."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.strip()[:500]
+
+
+def _choices(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The first choice of each event of a completion stream."""
+    for line in lines:
+        data = line.removeprefix("data: ").strip()
+        if data == line.strip() or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise RequestError(f"the server broke off: {_message(data)}")
+        yield from event["choices"][:1]

