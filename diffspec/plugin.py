@@ -7,27 +7,7 @@ whether or not the launch uses DiffSpec, so it must be cheap, silent and unable 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
-EXTENSION_ID = "org.vllm-hust.diffspec"
-#: Set by the extension manager to the comma-joined ids it enabled, to "" when it enabled none.
-ENABLED_BUNDLES = "VLLMHUST_EXT_ENABLED_BUNDLES"
-DISABLE = "DIFFSPEC_DISABLE"
-
-
-def wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this process may use DiffSpec at all.
-
-    ``DIFFSPEC_DISABLE`` set to 1, true, yes or on says no. Otherwise a launch without the
-    extension manager says yes and a managed one says yes only if it enabled this extension: vLLM
-    loads every installed plugin, so one that was disabled has to stay out by itself.
-    """
-    env = os.environ if environ is None else environ
-    if env.get(DISABLE, "").strip().lower() in ("1", "true", "yes", "on"):
-        return False
-    bundles = env.get(ENABLED_BUNDLES)
-    return bundles is None or EXTENSION_ID in (name.strip() for name in bundles.split(","))
+from diffspec.environment import wanted
 
 
 def register() -> None:

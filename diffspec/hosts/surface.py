@@ -18,11 +18,10 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from diffspec.hosts.touch_points import DRAFT_PARTS, TOUCH_POINTS, Stage, TouchPoint
+from diffspec.hosts.touch_points import TOUCH_POINTS, Stage, TouchPoint
 from diffspec.hosts.unsupported import UNSUPPORTED
 
 __all__ = [
-    "DRAFT_PARTS",
     "SUPPORTED",
     "TESTED",
     "TOUCH_POINTS",
@@ -30,7 +29,6 @@ __all__ = [
     "HostError",
     "Mismatch",
     "check_surface",
-    "require_draft_parts",
     "require_surface",
 ]
 
@@ -43,7 +41,7 @@ ImportModule = Callable[[str], Any]
 
 
 class HostError(Exception):
-    """The host cannot carry DiffSpec: wrong version, missing touch point or draft class."""
+    """The host cannot carry DiffSpec: wrong version, missing touch point, other pages or parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +94,6 @@ def require_surface(
             f"vllm-diffspec: host vLLM {version} is not compatible: {'; '.join(differences)}. "
             f"Tested: {', '.join(TESTED)}. "
             "Remove draft_context_policy or install a tested version."
-        )
-
-
-def require_draft_parts(model: object) -> None:
-    """Refuse a loaded draft module that lacks a part our drafting cycle runs over.
-
-    Raises:
-        HostError: naming the class and every missing part.
-    """
-    missing = [path for path in DRAFT_PARTS if not _has_path(model, path)]
-    if missing:
-        raise HostError(
-            f"vllm-diffspec: draft class {type(model).__name__} is not supported: it has no "
-            f"{', '.join(missing)}. Use a one-layer Llama-style EAGLE-3 draft or remove "
-            "draft_context_policy."
         )
 
 
@@ -181,16 +164,3 @@ def _assigned_to_self(cls: type) -> set[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     }
-
-
-def _has_path(found: Any, path: str) -> bool:
-    for part in path.split("."):
-        if part.isdecimal():
-            if len(found) <= int(part):
-                return False
-            found = found[int(part)]
-        elif hasattr(found, part):
-            found = getattr(found, part)
-        else:
-            return False
-    return True

@@ -46,6 +46,10 @@ class TouchPoint:
         return self.target.partition(":")[2]
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker:CPUWorker"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -54,16 +58,13 @@ _EAGLE3 = "vllm.model_executor.models.llama_eagle3"
 
 
 def _worker_rows(cls: str, platform: str) -> tuple[TouchPoint, ...]:
-    """The methods our worker subclass overrides; each calls the host's own first or last."""
+    """The methods our worker subclass overrides; each also calls the host's own."""
     rows = (
-        ("__init__", "read the settings", "they travel inside the host's configuration"),
         ("init_device", "check the surface, attach to the drafter", "the runner exists from here"),
-        ("load_model", "check the draft's parts, tap one target layer", "both models are loaded"),
         ("initialize_from_config", "find page layouts, allocate", "KV pages exist from here"),
         ("execute_model", "see finished and resumed requests", "a drafter never sees them"),
     )
     arguments = {
-        "__init__": ("vllm_config", "local_rank", "rank", "distributed_init_method"),
         "initialize_from_config": ("kv_cache_config",),
         "execute_model": ("scheduler_output",),
     }
@@ -89,7 +90,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "config",
         "take our keys out, validate, activate",
         "the only place that sees the user's object and the engine flags together",
-        parameters=("self", "target_model_config", "target_parallel_config"),
+        parameters=_names("self target_model_config target_parallel_config"),
     ),
     TouchPoint(
         "vllm.config:SpeculativeConfig",
@@ -97,15 +98,9 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "config",
         "read the draft's configuration, set disable_padded_drafter_batch",
         "exact acceptance feedback on the CPU; the right next token at chunk borders",
-        attributes=(
-            "method",
-            "num_speculative_tokens",
-            "draft_model_config",
-            "draft_tensor_parallel_size",
-            "disable_padded_drafter_batch",
-            "draft_sample_method",
-            "parallel_drafting",
-            "max_model_len",
+        attributes=_names(
+            "method num_speculative_tokens draft_model_config draft_tensor_parallel_size "
+            "disable_padded_drafter_batch draft_sample_method parallel_drafting max_model_len"
         ),
     ),
     TouchPoint(
@@ -114,13 +109,9 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "config",
         "read the parallel sizes, set worker_cls",
         "a worker class is the host's documented way into the worker process",
-        attributes=(
-            "worker_cls",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_size",
-            "prefill_context_parallel_size",
-            "decode_context_parallel_size",
+        attributes=_names(
+            "worker_cls tensor_parallel_size pipeline_parallel_size data_parallel_size "
+            "prefill_context_parallel_size decode_context_parallel_size"
         ),
     ),
     TouchPoint(
@@ -129,15 +120,9 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "config",
         "read the shapes of target and draft",
         "a pair that does not fit is refused before weights are loaded",
-        attributes=(
-            "get_hidden_size",
-            "get_vocab_size",
-            "use_mla",
-            "is_hybrid",
-            "uses_mrope",
-            "multimodal_config",
-            "max_model_len",
-            "hf_config",
+        attributes=_names(
+            "get_hidden_size get_vocab_size use_mla is_hybrid uses_mrope multimodal_config "
+            "max_model_len hf_config"
         ),
     ),
     TouchPoint(
@@ -146,7 +131,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "config",
         "learn what an automatic KV cache type becomes",
         "quantised keys are refused",
-        parameters=("kv_cache_dtype", "model_config"),
+        parameters=_names("kv_cache_dtype model_config"),
     ),
     TouchPoint(
         "vllm.triton_utils:HAS_TRITON",
@@ -159,12 +144,33 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
     *_worker_rows(_CPU_WORKER, "cpu"),
     *_worker_rows(_GPU_WORKER, "cuda"),
     TouchPoint(
+        _CPU_WORKER,
+        "read",
+        "worker",
+        "learn how much memory the host was given",
+        "drafting slots are counted from it",
+        attributes=_names("requested_cpu_memory cache_config model_runner"),
+        platform="cpu",
+    ),
+    TouchPoint(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
         "read",
         "worker",
         "find the drafter and the requests; raise effective_drafter_max_model_len",
         "the host would skip a whole batch past the draft's own length",
-        attributes=("drafter", "effective_drafter_max_model_len", "input_batch", "requests"),
+        attributes=_names(
+            "drafter effective_drafter_max_model_len input_batch max_model_len requests"
+        ),
+    ),
+    TouchPoint(
+        "vllm.v1.attention.backend:CommonAttentionMetadata",
+        "read",
+        "worker",
+        "rows, lengths, pages and slots of the batch",
+        "everything a cycle needs to know of the host's step",
+        attributes=_names(
+            "query_start_loc_cpu seq_lens_cpu_upper_bound block_table_tensor slot_mapping num_reqs"
+        ),
     ),
     TouchPoint(
         "vllm.v1.spec_decode.eagle:EagleProposer",
@@ -179,12 +185,9 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "find the draft's KV group, block size and layers",
         "its pages hold the canonical cache",
-        attributes=(
-            "model",
-            "block_size",
-            "kv_cache_gid",
-            "draft_attn_groups",
-            "_draft_attn_layer_names",
+        attributes=_names(
+            "vllm_config model device dtype max_model_len block_size kv_cache_gid "
+            "_draft_attn_layer_names"
         ),
     ),
     TouchPoint(
@@ -193,19 +196,10 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "draft with our own cycle",
         "the proposer's one entry from the runner",
-        parameters=(
-            "self",
-            "num_speculative_tokens",
-            "target_token_ids",
-            "target_positions",
-            "target_hidden_states",
-            "next_token_ids",
-            "token_indices_to_sample",
-            "common_attn_metadata",
-            "sampling_metadata",
-            "mm_embed_inputs",
-            "num_rejected_tokens_gpu",
-            "slot_mappings",
+        parameters=_names(
+            "self num_speculative_tokens target_token_ids target_positions target_hidden_states "
+            "next_token_ids token_indices_to_sample common_attn_metadata sampling_metadata "
+            "mm_embed_inputs num_rejected_tokens_gpu slot_mappings"
         ),
     ),
     TouchPoint(
@@ -214,21 +208,15 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "see what was sampled and drafted per request",
         "acceptance feedback and the rows that were kept",
-        parameters=("self", "common_attn_metadata", "sampled_token_ids", "num_draft_tokens"),
+        parameters=_names("self common_attn_metadata sampled_token_ids num_draft_tokens"),
     ),
     TouchPoint(
         f"{_PROPOSER}.prepare_next_token_ids_cpu",
-        "called",
+        "bound",
         "worker",
-        "the runner calls it before propose",
-        "it gives the next token of each request, also inside a prompt",
-        parameters=(
-            "self",
-            "sampled_token_ids",
-            "requests",
-            "gpu_input_batch",
-            "num_scheduled_tokens",
-        ),
+        "see what each request sampled, then call the host's own",
+        "a request still inside its prompt sampled nothing and is not drafted for",
+        parameters=_names("self sampled_token_ids requests gpu_input_batch num_scheduled_tokens"),
     ),
     TouchPoint(
         f"{_PROPOSER}.load_model",
@@ -236,7 +224,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "check the draft's parts once they are loaded",
         "a draft class without them is refused by name",
-        parameters=("self", "target_model"),
+        parameters=_names("self target_model"),
     ),
     TouchPoint(
         f"{_PROPOSER}.dummy_run",
@@ -244,7 +232,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "warm up our shapes, not the host's draft loop",
         "the host's drafter never runs under DiffSpec",
-        parameters=("self", "num_tokens", "use_cudagraphs", "is_graph_capturing", "slot_mappings"),
+        parameters=_names("self num_tokens use_cudagraphs is_graph_capturing slot_mappings"),
     ),
     TouchPoint(
         f"{_CPU_ATTENTION}.forward",
@@ -252,17 +240,9 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "copy query rows of one target layer, on that layer's instance alone",
         "retrieval scores chunks with the target's own queries",
-        parameters=(
-            "self",
-            "layer",
-            "query",
-            "key",
-            "value",
-            "kv_cache",
-            "attn_metadata",
-            "output",
-            "output_scale",
-            "output_block_scale",
+        parameters=_names(
+            "self layer query key value kv_cache attn_metadata output output_scale "
+            "output_block_scale"
         ),
         platform="cpu",
     ),
@@ -272,7 +252,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "write digit-coded keys and read them back",
         "learns the page layout instead of assuming it",
-        parameters=("self", "layer", "key", "value", "kv_cache", "slot_mapping"),
+        parameters=_names("self layer key value kv_cache slot_mapping"),
         platform="cpu",
     ),
     TouchPoint(
@@ -281,22 +261,17 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "list the attention layers",
         "the tap goes on the last full-attention target layer",
-        parameters=("vllm_config", "layer_type", "layer_names"),
+        parameters=_names("vllm_config layer_type layer_names"),
     ),
     TouchPoint(
-        "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_static",
-        "called",
+        "vllm.model_executor.layers.attention:Attention",
+        "read",
         "worker",
-        "rotate selected keys at local positions",
-        "plain torch on every device",
-        parameters=(
-            "positions",
-            "query",
-            "key",
-            "head_size",
-            "rotary_dim",
-            "cos_sin_cache",
-            "is_neox_style",
+        "judge a layer and reach its pages",
+        "the tap goes on a full-attention decoder layer",
+        attributes=_names(
+            "impl kv_cache attn_type sliding_window get_kv_cache_spec num_heads num_kv_heads "
+            "head_size"
         ),
     ),
     TouchPoint(
@@ -305,7 +280,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "expand without the CPU stand-in for its kernel",
         "the stand-in writes an int64 copy: temperature and top-k or top-p come back unset",
-        parameters=("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
+        parameters=_names("x cu_num_tokens num_tokens replace_from replace_to"),
         platform="cpu",
     ),
     # -- the draft's parts --
@@ -315,12 +290,8 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "load",
         "head and vocabulary map",
         "our cycle runs over the loaded module's parts",
-        attributes=(
-            "combine_hidden_states",
-            "model",
-            "lm_head",
-            "logits_processor",
-            "draft_id_to_target_id",
+        attributes=_names(
+            "combine_hidden_states model lm_head logits_processor draft_id_to_target_id"
         ),
     ),
     TouchPoint(
@@ -329,7 +300,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "load",
         "embedding, layer and final norm",
         "our cycle runs over the loaded module's parts",
-        attributes=("embed_tokens", "layers", "norm", "norm_output"),
+        attributes=_names("embed_tokens layers norm norm_output fc_input_size"),
     ),
     TouchPoint(
         f"{_EAGLE3}:LlamaDecoderLayer",
@@ -337,13 +308,8 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "load",
         "the one layer's parts",
         "our cycle runs over the loaded module's parts",
-        attributes=(
-            "input_layernorm",
-            "hidden_norm",
-            "_residual_norm",
-            "self_attn",
-            "post_attention_layernorm",
-            "mlp",
+        attributes=_names(
+            "input_layernorm hidden_norm _residual_norm self_attn post_attention_layernorm mlp"
         ),
     ),
     TouchPoint(
@@ -352,38 +318,14 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "load",
         "projections, sizes and rotary embedding",
         "keys are needed before rotation",
-        attributes=(
-            "qkv_proj",
-            "o_proj",
-            "q_size",
-            "kv_size",
-            "head_dim",
-            "scaling",
-            "rotary_emb",
-            "attn",
-        ),
+        attributes=_names("qkv_proj o_proj q_size kv_size head_dim scaling rotary_emb attn"),
     ),
-)
-
-#: Parts of a loaded draft by dotted path from the module the host loads as its draft model.
-DRAFT_PARTS: tuple[str, ...] = (
-    "combine_hidden_states",
-    "lm_head",
-    "logits_processor",
-    "draft_id_to_target_id",
-    "model.embed_tokens",
-    "model.norm",
-    "model.layers.0.input_layernorm",
-    "model.layers.0.hidden_norm",
-    "model.layers.0._residual_norm",
-    "model.layers.0.post_attention_layernorm",
-    "model.layers.0.mlp",
-    "model.layers.0.self_attn.qkv_proj",
-    "model.layers.0.self_attn.o_proj",
-    "model.layers.0.self_attn.q_size",
-    "model.layers.0.self_attn.kv_size",
-    "model.layers.0.self_attn.head_dim",
-    "model.layers.0.self_attn.scaling",
-    "model.layers.0.self_attn.rotary_emb",
-    "model.layers.0.self_attn.attn",
+    TouchPoint(
+        "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding",
+        "read",
+        "load",
+        "take the table of cosines and sines",
+        "selected keys are rotated at local positions",
+        attributes=_names("cos_sin_cache is_neox_style"),
+    ),
 )

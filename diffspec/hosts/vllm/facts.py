@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills :class:`LaunchFacts` from vLLM's objects, at the three moments they become known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from diffspec.environment import ENABLED_BUNDLES, enabled_bundles
+from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.keys import normalise
+
+#: Worker class per device type, as the qualified name vLLM resolves in the worker process.
+WORKERS = {
+    "cpu": "diffspec.hosts.vllm.worker.DiffSpecCPUWorker",
+    "cuda": "diffspec.hosts.vllm.worker.DiffSpecGPUWorker",
+}
+
+
+def device_platform() -> str:
+    """The device type as the tables name it; ROCm counts as cuda because it runs that worker."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "cpu"
+    return "cuda" if current_platform.is_cuda_alike() else str(current_platform.device_type)
+
+
+def flag_facts(
+    engine_args: Any, target: Any, parallel: Any, host_keys: Mapping[str, Any]
+) -> LaunchFacts:
+    """What the flags and the target say, before vLLM builds (and perhaps refuses) the draft.
+
+    ``host_keys`` is the speculative-config object without our keys, as the user wrote it.
+    """
+    import vllm.envs as envs
+    from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
+
+    given = {normalise(key): value for key, value in host_keys.items()}
+    platform = device_platform()
+    padding = given.get("disable_padded_drafter_batch")
+    return replace(
+        _model_and_parallel_facts(target, parallel),
+        platform=platform,
+        our_worker_cls=WORKERS.get(platform),
+        worker_cls=parallel.worker_cls,
+        v2_runner=envs.VLLM_USE_V2_MODEL_RUNNER is True,
+        method=given.get("method") or engine_args.spec_method,
+        per_batch_depths=given.get("num_speculative_tokens_per_batch_size"),
+        draft_sample_method=given.get("draft_sample_method"),
+        heterogeneous_vocab=given.get("use_heterogeneous_vocab") is True,
+        parallel_drafting=given.get("parallel_drafting") is True,
+        padded_batches=padding is False,
+        draft_tensor_parallel_size=given.get("draft_tensor_parallel_size"),
+        draft_kv_cache_dtype=given.get("kv_cache_dtype"),
+        async_scheduling=engine_args.async_scheduling is True,
+        kv_cache_dtype=resolve_kv_cache_dtype_string(engine_args.kv_cache_dtype, target),
+        kv_connector=_connector(engine_args.kv_transfer_config, engine_args.kv_offloading_size),
+        lora=bool(engine_args.enable_lora),
+        prompt_embeds=bool(target.enable_prompt_embeds),
+        vspec=vspec_marker(type(engine_args)),
+    )
+
+
+def draft_facts(config: Any) -> LaunchFacts:
+    """What the speculative configuration vLLM built says of the draft and of how it is used."""
+    facts = LaunchFacts(
+        method=config.method,
+        per_batch_depths=config.num_speculative_tokens_per_batch_size,
+        draft_sample_method=config.draft_sample_method,
+        heterogeneous_vocab=config.use_heterogeneous_vocab,
+        parallel_drafting=config.parallel_drafting,
+        tensor_parallel_size=config.target_parallel_config.tensor_parallel_size,
+        draft_tensor_parallel_size=config.draft_tensor_parallel_size,
+        draft_kv_cache_dtype=config.kv_cache_dtype,
+        target_hidden_size=config.target_model_config.get_hidden_size(),
+        target_vocab_size=config.target_model_config.get_vocab_size(),
+    )
+    draft = config.draft_model_config
+    if config.method != "eagle3" or draft is None:
+        return facts
+    hf = draft.hf_config
+    eagle = getattr(hf, "eagle_config", None) or {}
+    heads = getattr(hf, "num_attention_heads", None)
+    width = draft.get_hidden_size()
+    reads = getattr(hf, "target_hidden_size", None) or width
+    size = getattr(hf, "head_dim", None) or (width / heads if heads else None)
+    return replace(
+        facts,
+        draft_mla=draft.use_mla,
+        draft_layers=getattr(hf, "num_hidden_layers", None),
+        # Without the feature projection the target's states enter the layer as they are.
+        draft_reads_hidden_size=reads if eagle.get("use_aux_hidden_state", True) else width,
+        draft_vocab_size=getattr(hf, "vocab_size", None),
+        draft_heads=heads,
+        draft_kv_heads=getattr(hf, "num_key_value_heads", None) or heads,
+        draft_head_size=size,
+        draft_sliding_window=_sliding_window(hf),
+        draft_mrope=draft.uses_mrope,
+        draft_rope_type=_rope_type(hf),
+    )
+
+
+def worker_facts(vllm_config: Any) -> LaunchFacts:
+    """What the final configuration says in a worker, where the flags are not known any more.
+
+    Lets a worker repeat the refusals on what the host made of the flags in the meantime.
+    """
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    config, model = vllm_config.speculative_config, vllm_config.model_config
+    known = _model_and_parallel_facts(model, vllm_config.parallel_config)
+    draft = draft_facts(config)
+    names = [f for f in LaunchFacts.__dataclass_fields__ if getattr(draft, f) is not None]
+    transfer = vllm_config.kv_transfer_config
+    return replace(
+        known,
+        **{name: getattr(draft, name) for name in names},
+        platform=device_platform(),
+        our_worker_cls=WORKERS.get(device_platform()),
+        worker_cls=vllm_config.parallel_config.worker_cls,
+        v2_runner=vllm_config.use_v2_model_runner,
+        padded_batches=not config.disable_padded_drafter_batch,
+        async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
+        kv_cache_dtype=vllm_config.cache_config.cache_dtype,
+        kv_connector=_connector(transfer, None),
+        lora=vllm_config.lora_config is not None,
+        prompt_embeds=bool(model.enable_prompt_embeds),
+        vspec=vspec_marker(EagleProposer),
+    )
+
+
+def vspec_marker(*classes: type) -> str | None:
+    """What shows that vSpec is at work here: a switch in the environment or a patched host class.
+
+    That its package is installed or imported is not enough, since vLLM imports every plugin.
+    """
+    for bundle in enabled_bundles(os.environ):
+        if "vspec" in bundle:
+            return f"{ENABLED_BUNDLES} names {bundle}"
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("HUST_VSPEC_") and value.lower() not in ("", "0", "false", "no", "off"):
+            return f"{name}={value}"
+    for cls in (base for given in classes for base in given.__mro__):
+        for name, member in vars(cls).items():
+            if "vspec" in name.lower() or "vspec" in str(getattr(member, "__module__", "")):
+                return f"{cls.__name__}.{name} is patched"
+    return None
+
+
+def _model_and_parallel_facts(target: Any, parallel: Any) -> LaunchFacts:
+    multimodal = target.multimodal_config
+    return LaunchFacts(
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
+        prefill_context_parallel_size=parallel.prefill_context_parallel_size,
+        decode_context_parallel_size=parallel.decode_context_parallel_size,
+        multimodal=multimodal is not None and not multimodal.language_model_only,
+        target_mla=target.use_mla,
+        target_hybrid=target.is_hybrid,
+        target_hidden_size=target.get_hidden_size(),
+        target_vocab_size=target.get_vocab_size(),
+    )
+
+
+def _connector(transfer: Any, offloading_size: object) -> str | None:
+    if transfer is not None:
+        name = getattr(transfer, "kv_connector", None)
+        return str(name) if name is not None else None
+    return "of --kv-offloading-size" if offloading_size is not None else None
+
+
+def _sliding_window(hf: Any) -> int | None:
+    window: int | None = getattr(hf, "sliding_window", None)
+    if layer_types := getattr(hf, "layer_types", None):
+        return window if "sliding_attention" in layer_types else None
+    return window if getattr(hf, "use_sliding_window", True) else None
+
+
+def _rope_type(hf: Any) -> str | None:
+    rope = getattr(hf, "rope_parameters", None)
+    if not rope:
+        return None
+    # One set of parameters, or one per layer type; a one-layer draft uses the first.
+    if "rope_type" not in rope and all(isinstance(v, Mapping) for v in rope.values()):
+        rope = next(iter(rope.values()))
+    kind = rope.get("rope_type")
+    return str(kind) if kind is not None else None
