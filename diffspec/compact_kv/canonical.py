@@ -67,8 +67,8 @@ class CanonicalCache:
 
         ``out`` is a buffer of at least ``n · 2 · heads · head_dim`` elements of the pages' dtype.
         """
-        n = slots.shape[0]
-        flat = out.view(-1)[: n * self.rows.shape[1]].view(n, -1)
+        n, width = slots.shape[0], self.rows.shape[1]
+        flat = out.view(-1)[: n * width].view(n, width)
         torch.index_select(self.rows, 0, self.row_of(slots), out=flat)
         return flat.view(n, 2, self.heads, self.head_dim)
 

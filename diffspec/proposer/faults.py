@@ -17,13 +17,15 @@ class FaultLog:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self._logged: set[tuple[str, type[BaseException]]] = set()
         self._in_a_row = 0
         self.gave_up = False
 
     def record(self, kind: str, error: BaseException) -> None:
-        """Count a fault; the first of its kind is logged with its traceback."""
+        """Count a fault; the first of its kind and exception class is logged with traceback."""
         self.counts[kind] += 1
-        if self.counts[kind] == 1:
+        if (kind, type(error)) not in self._logged:
+            self._logged.add((kind, type(error)))
             logger.error(
                 "DiffSpec: fault while %s; this step goes on without speculation, further faults "
                 "of this kind are only counted",

@@ -130,6 +130,8 @@ class WorkingSet:
         member, slot, length = (torch.from_numpy(a).to(device) for a in (members, slots, lengths))
         table = batch.draft_table[member]
         ids, rows = self._choose(batch, member, slot, length, lengths, table)
+        if not rows.any():
+            return rows
 
         position = (ids.unsqueeze(-1) * geometry.chunk + self._in_chunk).flatten(1)
         # Padding repeats the newest row: always written, never attended.

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs inside an engine process: one function per engine start, JSON in and out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from diffspec.testbed.offline import OfflineEngine
+
+Prompts = Sequence[Sequence[int]]
+
+
+def _diffspec(pair: str, k: int, **keys: Any) -> dict[str, Any]:
+    return {
+        "method": "eagle3",
+        "model": f"{pair}/draft",
+        "num_speculative_tokens": k,
+        "draft_context_policy": "diffspec",
+        **keys,
+    }
+
+
+def _run(engine: OfflineEngine, prompts: Prompts, tokens: int, **more: Any) -> dict[str, Any]:
+    before = engine.counters()
+    answers = engine.generate(prompts, tokens, **more)
+    counted = engine.counters() - before
+    return {
+        "tokens": [a.token_ids for a in answers],
+        "drafts": counted.drafts,
+        "per_position": counted.per_position,
+    }
+
+
+def target_only(
+    pair: str, batches: Sequence[Prompts], tokens: int, logprobs: int | None = None, **engine: Any
+) -> list[list[dict[str, Any]]]:
+    """Greedy answers of the target alone, batch by batch."""
+    llm = OfflineEngine(f"{pair}/target", **engine)
+    return [
+        [
+            {"tokens": a.token_ids, "logprobs": [list(at.items()) for at in a.logprobs]}
+            for a in llm.generate(prompts, tokens, logprobs=logprobs)
+        ]
+        for prompts in batches
+    ]
+
+
+def _record_drafts(engine: OfflineEngine) -> dict[str, list[list[int]]]:
+    """Every row of drafts per request, in order, whoever proposes them."""
+    runner, seen = engine.worker.model_runner, {}
+    propose = runner.drafter.propose
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        drafts = propose(*args, **kwargs)
+        rows = drafts if isinstance(drafts, list) else drafts.tolist()
+        for request_id, row in zip(runner.input_batch.req_ids, rows, strict=False):
+            seen.setdefault(request_id.split("-")[0], []).append(row)
+        return drafts
+
+    runner.drafter.propose = recorded
+    return seen
+
+
+def drafts_of(
+    pair: str,
+    prompts: Prompts,
+    tokens: int,
+    k: int,
+    keys: dict[str, Any],
+    samples: Prompts = (),
+    **engine: Any,
+) -> dict[str, Any]:
+    """Greedy answers and all proposed drafts; stock EAGLE-3 (padded) when ``keys`` is empty.
+
+    ``samples`` are then answered with two tokens at temperature 1.
+    """
+    speculative = _diffspec(pair, k, **keys)
+    if not keys:
+        del speculative["draft_context_policy"]
+    llm = OfflineEngine(f"{pair}/target", speculative=speculative, **engine)
+    seen = _record_drafts(llm)
+    result = _run(llm, prompts, tokens)
+    result["proposed"] = [rows for _, rows in sorted(seen.items(), key=lambda item: int(item[0]))]
+    if samples:
+        result["samples"] = _run(llm, samples, 2, temperature=1.0, seed=1)["tokens"]
+    return result
+
+
+def recall_small(
+    pair: str, prompts: Prompts, tokens: int, k: int, keys: dict[str, Any], **engine: Any
+) -> dict[str, Any]:
+    """One DiffSpec engine through everything a small budget can show."""
+    llm = OfflineEngine(
+        f"{pair}/target",
+        speculative=_diffspec(pair, k, **keys),
+        enable_prefix_caching=True,
+        **engine,
+    )
+    cycle = llm.session.cycle
+    result: dict[str, Any] = {"buffers": _buffers(llm)}
+    result["single"] = _run(llm, prompts[-1:], tokens)
+    result["batch"] = _run(llm, prompts, tokens)
+    result["cached"] = _run(llm, prompts, tokens)
+    result["sampled"] = _run(llm, prompts, tokens, temperature=1.0)
+    result["retrievals"] = cycle.counters.retrievals
+    result["tap_calls"] = llm.session.tap.calls
+
+    masses = cycle.working_set.masses
+    cycle.working_set.masses = _newest_first
+    result["recent_only"] = _run(llm, prompts, tokens)
+    cycle.working_set.masses = masses
+
+    result["turnover"] = _turnover(llm, prompts, keys["diffspec_chunk_size"])
+    result["faults"] = _faults(llm, prompts, tokens)
+    result["buffers_after"] = _buffers(llm)
+    return result
+
+
+def _newest_first(query: Any, table: Any, lengths: torch.Tensor, longest: int) -> torch.Tensor:
+    """Masses that make selection pick the newest chunks: what a window of the budget would be."""
+    chunks = -(-longest // 16)
+    return torch.arange(1, chunks + 1, dtype=torch.float32).expand(len(lengths), -1) / chunks
+
+
+def _turnover(llm: OfflineEngine, prompts: Prompts, chunk: int) -> dict[str, Any]:
+    """50 short requests of many lengths, 10 at a time, with resident memory after 10 and 50."""
+    process, resident = psutil.Process(), []
+    tokens = []
+    for start in range(0, 50, 10):
+        batch = [list(prompts[i % len(prompts)])[: 300 + 7 * i] for i in range(start, start + 10)]
+        tokens += _run(llm, batch, 8 + start % 7)["tokens"]
+        gc.collect()
+        resident.append(process.memory_info().rss)
+    llm.generate([prompts[0]], 1)  # the step in which the host reports who finished
+    return {
+        "resident": resident,
+        "answered": len(tokens),
+        "slots_held": len(llm.session.cycle.slots),
+    }
+
+
+def _faults(llm: OfflineEngine, prompts: Prompts, tokens: int) -> dict[str, Any]:
+    """Break drafting now and then, then ingestion once, then drafting for good."""
+    cycle = llm.session.cycle
+    head, calls = cycle.head, iter(range(10**9))
+    best, project = head.best_tokens, head.project
+
+    def sometimes(hidden: Any) -> Any:
+        if next(calls) % 11 == 0:
+            raise RuntimeError("injected")
+        return best(hidden)
+
+    head.best_tokens = sometimes
+    drafting = _run(llm, prompts, tokens)
+    head.best_tokens = best
+
+    def once(*args: Any) -> Any:
+        head.project = project
+        raise RuntimeError("injected")
+
+    head.project = once
+    ingesting = _run(llm, prompts, tokens)
+    healed = _run(llm, prompts, tokens)
+
+    def always(*args: Any) -> Any:
+        raise RuntimeError("injected")
+
+    head.best_tokens = always
+    broken = _run(llm, prompts, tokens)
+    head.best_tokens = best
+    return {
+        "drafting": drafting,
+        "ingesting": ingesting,
+        "healed": healed,
+        "broken": broken,
+        "gave_up": cycle.faults.gave_up,
+        "counts": dict(cycle.faults.counts),
+    }
+
+
+def _buffers(llm: OfflineEngine) -> dict[str, int]:
+    return {**llm.session.cycle.working_set.nbytes, "tap": llm.session.tap.nbytes}
+
+
+def preempted(
+    pair: str, prompts: Prompts, tokens: int, k: int, keys: dict[str, Any], **engine: Any
+) -> dict[str, Any]:
+    """More requests than the KV cache holds at once."""
+    llm = OfflineEngine(f"{pair}/target", speculative=_diffspec(pair, k, **keys), **engine)
+    result = _run(llm, prompts, tokens)
+    result["preemptions"] = sum(
+        int(m.value) for m in llm.llm.get_metrics() if m.name == "vllm:num_preemptions"
+    )
+    result["faults"] = dict(llm.session.cycle.faults.counts)
+    return result
+
+
+def real_text(
+    target: str, draft: str, prompts: Prompts, tokens: int, k: int, keys: dict[str, Any], **engine: Any
+) -> dict[str, Any]:
+    """DiffSpec on a real model."""
+    speculative = {**_diffspec("", k, **keys), "model": draft}
+    llm = OfflineEngine(target, speculative=speculative, **engine)
+    return _run(llm, prompts, tokens)
