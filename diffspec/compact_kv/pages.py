@@ -47,7 +47,8 @@ class KeyPages:
         affine = base + t[:, None, None] * token + h[:, None] * head + d * dim
         blocks, stride, offset = kv_cache.shape[0], kv_cache.stride(0), kv_cache.storage_offset()
         self._permutation: Tensor | None = None
-        if torch.equal(affine, places):
+        # A view cannot go backwards in memory; such a layout is regular but read by permutation.
+        if min(token, head, dim) >= 0 and torch.equal(affine, places):
             self.layout = "strided"
             self._pages = kv_cache.as_strided(
                 (blocks, self.heads, self.head_dim, self.block_size),
