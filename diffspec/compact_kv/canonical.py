@@ -73,8 +73,11 @@ class CanonicalCache:
         return flat.view(n, 2, self.heads, self.head_dim)
 
     def mark_holes(self, slots: Tensor) -> None:
-        """Remember that the pages of ``slots`` hold rows that were never written."""
-        self.holes[torch.unique(slots // self.block_size)] = True
+        """Remember that the pages of ``slots`` hold rows that were never written.
+
+        Negative slots (a host's padding) name no page and are passed over.
+        """
+        self.holes[torch.unique(slots[slots >= 0] // self.block_size)] = True
         self.has_holes = True
 
     def _heal(self, slots: Tensor) -> None:

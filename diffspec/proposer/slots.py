@@ -64,7 +64,7 @@ class SlotTable:
         if slot >= 0:
             heapq.heappush(self._free, slot)
             self.end[slot] = NOTHING
-            self._last_ids = []
+            self._last_ids, self._last_slots = [], self._last_slots[:0]
         return slot
 
     def drop(self, request_id: str) -> None:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical cache in the host's pages: addressing, round trips, holes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffspec.compact_kv.canonical import CanonicalCache
+
+BLOCKS, BLOCK, HEADS, DIM = 6, 8, 2, 4
+ROW = 2 * HEADS * DIM
+SHAPES = [
+    (2, BLOCK, HEADS, DIM),
+    (HEADS, BLOCK, 2 * DIM),
+    (BLOCK, HEADS, 2 * DIM),
+]
+
+
+def make(padding: int = 0, shape: tuple[int, ...] = SHAPES[0], offset: int = 0) -> Tensor:
+    """NaN pages ``padding`` elements apart, ``offset`` elements into their storage."""
+    stride = BLOCK * ROW + padding
+    storage = torch.full((offset + BLOCKS * stride,), torch.nan)
+    return storage.as_strided((BLOCKS, *shape), (stride, *torch.empty(shape).stride()), offset)
+
+
+def cache_over(pages: Tensor) -> CanonicalCache:
+    return CanonicalCache(pages, block_size=BLOCK, heads=HEADS, head_dim=DIM)
+
+
+def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    k, v = torch.randn((2, count, HEADS, DIM), generator=generator)
+    return k, v
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("padding", [0, ROW, 3 * ROW])
+@pytest.mark.parametrize("offset", [0, 5])
+def test_round_trip(shape: tuple[int, ...], padding: int, offset: int) -> None:
+    pages = make(padding, shape, offset)
+    cache = cache_over(pages)
+    slots = torch.randperm(BLOCKS * BLOCK, generator=torch.Generator().manual_seed(1))[:29]
+    k, v = rows(29)
+    cache.write(slots, k, v)
+    order = torch.tensor([3, 28, 0, 3, 11])
+    read = cache.gather(slots[order], torch.empty(100 * ROW))
+    assert torch.equal(read[:, 0], k[order])
+    assert torch.equal(read[:, 1], v[order])
+    # Each row lies inside its own page and nothing else was touched.
+    for block in range(BLOCKS):
+        inside = int((slots // BLOCK == block).sum())
+        assert int(pages[block].isfinite().sum()) == inside * ROW
+    storage = torch.as_strided(pages, (pages.untyped_storage().size() // 4,), (1,), 0)
+    assert int(storage.isfinite().sum()) == 29 * ROW
+
+
+def test_gather_of_nothing() -> None:
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert cache_over(make()).gather(empty, torch.empty(ROW)).shape == (0, 2, HEADS, DIM)
+
+
+def test_row_numbers_keep_their_shape() -> None:
+    slots = torch.tensor([[0, 7], [8, 47]])
+    assert cache_over(make()).row_of(slots).tolist() == [[0, 7], [8, 47]]
+    assert cache_over(make(2 * ROW)).row_of(slots).tolist() == [[0, 7], [10, 57]]
+
+
+def test_holes_are_marked_and_healed_by_the_first_row_of_a_page() -> None:
+    cache = cache_over(make())
+    assert not cache.has_holes
+    cache.mark_holes(torch.tensor([14, 15, 16, 40]))
+    assert cache.holes.tolist() == [False, True, True, False, False, True]
+    cache.write(torch.tensor([9, 17, 41, 0]), *rows(4))
+    assert cache.holes.tolist() == [False, True, True, False, False, True]
+    cache.write(torch.tensor([15, 16, 17]), *rows(3))
+    assert cache.holes.tolist() == [False, True, False, False, False, True]
+    assert cache.has_holes
+    cache.write(torch.tensor([8, 40]), *rows(2))
+    assert not cache.holes.any()
+    assert not cache.has_holes
+
+
+def test_padding_slots_mark_no_page() -> None:
+    cache = cache_over(make())
+    cache.mark_holes(torch.tensor([3, -1, -1]))
+    assert cache.holes.tolist() == [True] + [False] * 5
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        (make(padding=ROW // 2), "no multiple"),
+        (torch.zeros((BLOCKS, 2, BLOCK, HEADS, DIM + 1)), "not a dense stretch"),
+        (torch.zeros((BLOCKS, 2, BLOCK, HEADS, 2 * DIM))[..., :DIM], "not a dense stretch"),
+    ],
+)
+def test_pages_of_another_kind_are_refused(pages: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cache_over(pages)
