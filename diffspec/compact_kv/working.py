@@ -42,6 +42,14 @@ class WorkingCache:
         """Bytes held for good."""
         return self.k.nbytes + self.v.nbytes
 
+    def clear(self, slots: Tensor) -> None:
+        """Forget what earlier owners left in ``slots`` ``[r]`` (int64).
+
+        Masking makes stale K harmless whatever it holds, but zero weight times a V that is not
+        finite is not zero: without this, one request's overflow would outlive it.
+        """
+        self.v[slots] = 0
+
     def rebuild(self, slots: Tensor, rows: Tensor) -> None:
         """Replace rows 0…n-1 of ``slots``.
 

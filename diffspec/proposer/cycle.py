@@ -134,6 +134,8 @@ class DraftingCycle:
         if redo.size:
             at = slots[redo]
             table.end[at] = NOTHING
+            if not current[redo].all():
+                self.working_set.clear(at[~current[redo]])
             table.rows[at] = self.working_set.rebuild(batch, members[redo], at)
             # A first rebuild starts each slot at another step: retrievals spread over steps.
             table.steps[at] = np.where(current[redo], 0, at % geometry.interval)

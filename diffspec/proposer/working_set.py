@@ -112,6 +112,12 @@ class WorkingSet:
             k, v = k[source], v[source]
         self.working.put(slot, position, k, v)
 
+    def clear(self, slots: IntArray) -> None:
+        """Forget what ``slots`` ``[m]`` held: chunks of another request earn no loyalty."""
+        at = torch.from_numpy(slots).to(self.working.k.device)
+        self._present[at] = False
+        self.working.clear(at)
+
     def rebuild(self, batch: StepBatch, members: IntArray, slots: IntArray) -> IntArray:
         """Select and gather anew; returns the rows ``[m]`` each working cache now holds.
 
@@ -160,7 +166,7 @@ class WorkingSet:
         counts = -(-lengths // chunk)
         most = max(int(counts.max()), width)
         ids = torch.arange(width, device=slot.device).repeat(len(lengths), 1)
-        blocked = self._blocked(table, most)
+        blocked = self._blocked(table, length, most)
         if not whole.all():
             compact = torch.from_numpy(np.flatnonzero(~whole)).to(slot.device)
             longest = int(lengths[~whole].max())
@@ -196,7 +202,7 @@ class WorkingSet:
         at = torch.where(chosen < count, chosen, self._present.shape[1])
         self._present[slot] = rows.scatter_(1, at, True)[:, :-1]
 
-    def _blocked(self, table: Tensor, count: int) -> Tensor | None:
+    def _blocked(self, table: Tensor, length: Tensor, count: int) -> Tensor | None:
         """``[m, count]`` bool, chunks that overlap a page with a hole; None without holes."""
         canonical = self._canonical
         assert canonical is not None
@@ -206,8 +212,11 @@ class WorkingSet:
         first = torch.arange(count, device=table.device) * chunk
         inside = torch.arange(0, chunk, min(chunk, size), device=table.device)
         inside = torch.cat((inside, inside.new_tensor([chunk - 1])))
-        pages = ((first.unsqueeze(-1) + inside) // size).clamp_(max=table.shape[1] - 1)
-        return canonical.holes[table[:, pages].long()].any(-1)
+        pages = (first.unsqueeze(-1) + inside) // size
+        # Past a request's last page its table names whatever it named before.
+        pages = torch.minimum(pages.flatten(), (length.unsqueeze(-1) - 1) // size)
+        holes = canonical.holes[table.gather(1, pages).long()]
+        return holes.view(len(table), count, -1).any(-1)
 
     def _without_holes(
         self, ids: Tensor, blocked: Tensor, length: Tensor, counts: Tensor, most: int

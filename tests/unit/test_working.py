@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The working cache against naive attention in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffspec.compact_kv.rope import LocalRope
+from diffspec.compact_kv.working import WorkingCache
+from tests.unit.naive import attend, double, rotate
+from tests.unit.test_rope import BASE, table
+
+SLOTS, BUDGET, DIM = 6, 40, 16
+
+
+def make(heads: int = 2) -> WorkingCache:
+    return WorkingCache(
+        slots=SLOTS, budget=BUDGET, heads=heads, head_dim=DIM, dtype=torch.float32,
+        device=torch.device("cpu"),
+        rope=LocalRope(table(DIM)[:BUDGET], neox_style=True, dtype=torch.float32),
+    )  # fmt: skip
+
+
+def rotated(k: Tensor) -> np.ndarray:
+    """``[n, heads, d]`` rotated at positions 0…n-1."""
+    return np.stack([[rotate(h, p, DIM, BASE) for h in row] for p, row in enumerate(double(k))])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, BUDGET), min_size=1, max_size=SLOTS),
+    appended=st.integers(0, 5),
+    heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    scattered=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_rebuild_put_and_attend(
+    counts: list[int], appended: int, heads: int, group: int, scattered: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    cache, b = make(heads), len(counts)
+    cache.k.fill_(1e3), cache.v.fill_(1e3)  # what earlier owners left
+    first = int(torch.randint(SLOTS - b + 1, (1,), generator=generator))
+    slots = torch.arange(first, first + b)
+    if scattered:
+        slots = torch.randperm(SLOTS, generator=generator)[:b].sort().values
+    dense = first if not scattered else -1
+    # The first rows come by rebuild (padded to the longest), the last ones by put.
+    built = [max(1, n - appended) for n in counts]
+    k, v = torch.randn((2, b, BUDGET, heads, DIM), generator=generator)
+    both = torch.stack((k, v), dim=2)[:, : max(built)].clone()
+    for row, n in enumerate(built):
+        both[row, n:] = 7.0
+    cache.rebuild(slots, both)
+    for row, n in enumerate(counts):
+        at = torch.arange(built[row], n)
+        cache.put(slots[row].expand(len(at)), at, k[row, at], v[row, at])
+    q = torch.randn((b, heads * group, DIM), generator=generator)
+    out = cache.attend(q, slots, torch.tensor(counts), max(counts), DIM**-0.5, dense)
+    assert out.shape == (b, heads * group * DIM)
+    for row, n in enumerate(counts):
+        np.testing.assert_allclose(
+            double(cache.k[slots[row], :, :n]).swapaxes(0, 1), rotated(k[row, :n]), atol=1e-5
+        )
+        wanted = attend(double(q[row]), rotated(k[row, :n]), double(v[row, :n]), DIM**-0.5)
+        np.testing.assert_allclose(double(out[row]), wanted.flatten(), atol=1e-5)
+    others = [s for s in range(SLOTS) if s not in slots.tolist()]
+    assert (cache.k[others] == 1e3).all()
+    assert (cache.v[others] == 1e3).all()
+
+
+def test_rows_past_the_count_never_matter() -> None:
+    cache, slots, counts = make(), torch.tensor([1, 3]), torch.tensor([5, 9])
+    generator = torch.Generator().manual_seed(0)
+    cache.rebuild(slots, torch.randn((2, 12, 2, 2, DIM), generator=generator))
+    q = torch.randn((2, 4, DIM), generator=generator)
+    before = cache.attend(q, slots, counts, 9, 1.0, -1)
+    cache.k[1, :, 5:], cache.k[3, :, 9:] = torch.nan, torch.nan  # masked whatever they are
+    cache.v[1, :, 5:], cache.v[3, :, 9:] = 1e30, 1e30
+    assert torch.equal(cache.attend(q, slots, counts, 9, 1.0, -1), before)
+    assert torch.equal(cache.attend(q[:1], slots[:1], counts[:1], 5, 1.0, 1), before[:1])
+
+
+def test_clear_removes_what_a_mask_cannot() -> None:
+    cache = make()
+    cache.v.fill_(torch.nan)
+    cache.clear(torch.tensor([2, 4]))
+    assert [bool(v.isnan().any()) for v in cache.v] == [True, True, False, True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sizes(dtype: torch.dtype) -> None:
+    rope = LocalRope(table(DIM), neox_style=True, dtype=dtype)
+    cache = WorkingCache(
+        slots=3, budget=10, heads=2, head_dim=DIM, dtype=dtype, device=torch.device("cpu"),
+        rope=rope,
+    )  # fmt: skip
+    assert cache.k.shape == cache.v.shape == (3, 2, 10, DIM)
+    assert not cache.k.any()
+    assert not cache.v.any()
+    size = WorkingCache.slot_bytes(budget=10, heads=2, head_dim=DIM, dtype=dtype)
+    assert size == 2 * 10 * 2 * DIM * (4 if dtype == torch.float32 else 2)
+    assert cache.nbytes == 3 * size
