@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from diffspec.testbed.random_pair import RandomPair, build_random_pair
 from diffspec.testbed.recall_pair import RecallPair, build_recall_pair
+from diffspec.testbed.smollm2 import smollm2_folder
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +22,9 @@ def recall_pair(tmp_path_factory: pytest.TempPathFactory) -> RecallPair:
 def random_pair(tmp_path_factory: pytest.TempPathFactory) -> RandomPair:
     """A float32 random pair with the default arguments (four target layers)."""
     return build_random_pair(tmp_path_factory.mktemp("random-pair"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct in bfloat16, from the user's cache (converted on first use)."""
+    return smollm2_folder()
