@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From ``--speculative-config`` to an active or a refused launch, on vLLM's real objects."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffspec import plugin
+from diffspec.hosts.surface import HostError
+from diffspec.hosts.unsupported import refusals
+from diffspec.hosts.vllm import facts as facts_module
+from diffspec.hosts.vllm import routing
+from diffspec.hosts.vllm.facts import WORKERS, draft_facts, vspec_marker, worker_facts
+from diffspec.hosts.vllm.report import MOST_LINES, start_up_lines
+from diffspec.keys import KEYS, split_keys
+from diffspec.settings import ConfigError, DiffSpecSettings
+from diffspec.testbed.random_pair import RandomPair
+
+pytest.importorskip("vllm")
+
+Launch = Callable[..., Any]
+ON = {"draft_context_policy": "diffspec"}
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "DIFFSPEC_DISABLE", "VLLMHUST_EXT_ENABLED_BUNDLES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    plugin.register()
+
+
+@pytest.fixture
+def engine_args(random_pair: RandomPair) -> Launch:
+    """Builds EngineArgs for the random pair: ``spec`` goes over a working speculative config."""
+
+    def build(spec: dict[str, Any] | None = None, **flags: Any) -> Any:
+        from vllm.engine.arg_utils import EngineArgs
+
+        base = {"method": "eagle3", "model": str(random_pair.draft), "num_speculative_tokens": 3}
+        flags = {"enforce_eager": True, "max_model_len": 4096, "dtype": "float32"} | flags
+        return EngineArgs(
+            model=str(random_pair.target), speculative_config=base | (spec or {}), **flags
+        )
+
+    return build
+
+
+@pytest.fixture
+def launch(engine_args: Launch) -> Launch:
+    """Builds the whole VllmConfig, as a server would before it starts anything."""
+    return lambda spec=None, **flags: engine_args(spec, **flags).create_engine_config()
+
+
+@pytest.fixture
+def refused(launch: Launch) -> Callable[..., str]:
+    """The text a launch is refused with."""
+
+    def text(spec: dict[str, Any] | None = None, **flags: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            launch(ON | (spec or {}), **flags)
+        return str(caught.value)
+
+    return text
+
+
+@pytest.fixture
+def altered_draft(random_pair: RandomPair, tmp_path: Path) -> Callable[..., str]:
+    """A copy of the random pair's draft with some entries of its config.json changed."""
+
+    def build(**changes: Any) -> str:
+        folder = tmp_path / f"draft-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(random_pair.draft, folder)
+        config = json.loads((folder / "config.json").read_text())
+        config.update(changes)
+        kept = {key: value for key, value in config.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(kept))
+        return str(folder)
+
+    return build
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """Lines DiffSpec writes to vLLM's log."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.diffspec")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def test_a_launch_without_our_keys_is_stock(engine_args: Launch, log: list[str]) -> None:
+    config = engine_args().create_engine_config()
+    assert not hasattr(config.speculative_config, "diffspec")
+    assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert config.speculative_config.disable_padded_drafter_batch is False
+    assert log == []
+
+
+def test_no_speculation_at_all_is_stock(random_pair: RandomPair) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    config = EngineArgs(model=str(random_pair.target), enforce_eager=True).create_engine_config()
+    assert config.speculative_config is None
+
+
+def test_policy_full_is_stock_but_validated(launch: Launch, log: list[str]) -> None:
+    from vllm.config import SpeculativeConfig
+
+    config = launch({"draft_context_policy": "full", "diffspec-chunk-size": 32})
+    assert type(config.speculative_config) is SpeculativeConfig
+    assert not hasattr(config.speculative_config, "diffspec")
+    assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert log == [
+        "DiffSpec is off: no effect while draft_context_policy is full: diffspec_chunk_size"
+    ]
+    with pytest.raises(ConfigError, match="diffspec_chunk_size = 33"):
+        launch({"diffspec_chunk_size": 33})
+
+
+def test_policy_diffspec_activates(launch: Launch, log: list[str]) -> None:
+    config = launch(ON | {"diffspec_chunk_size": 32, "diffspec-token-budget": 512})
+    payload = config.speculative_config.diffspec
+    assert type(payload) is dict
+    settings = DiffSpecSettings.from_payload(payload)
+    assert (settings.active, settings.chunk_size, settings.token_budget) == (True, 32, 512)
+    assert config.speculative_config.disable_padded_drafter_batch is True
+    assert config.parallel_config.worker_cls == WORKERS["cpu"]
+    assert config.scheduler_config.async_scheduling is False
+    assert len(log) <= MOST_LINES
+    assert all(line.startswith("DiffSpec: ") for line in log)
+    text = "\n".join(log)
+    for part in ("512 tokens in chunks of 32", "depth 3", "trained for 4096", WORKERS["cpu"]):
+        assert part in text
+    assert "disable_padded_drafter_batch = true" in text
+    # Nothing to pin: without Triton vLLM chooses the V1 runner by itself.
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in text
+    assert refusals(worker_facts(config), ("config", "worker")) == []
+
+
+def test_the_v1_runner_is_pinned_only_where_vllm_could_choose_v2(
+    launch: Launch, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
+    # So that what the code sets is undone after the test.
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "")
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    launch(ON)
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert "VLLM_USE_V2_MODEL_RUNNER = 0" in "\n".join(log)
+    log.clear()
+    launch(ON)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in "\n".join(log)
+
+
+def test_one_engine_args_creates_two_configurations(engine_args: Launch) -> None:
+    args = engine_args(ON | {"diffspec_chunk_size": 32})
+    before = dict(args.speculative_config)
+    first, second = args.create_engine_config(), args.create_engine_config()
+    assert args.speculative_config == before
+    assert first.speculative_config.diffspec == second.speculative_config.diffspec
+    assert second.parallel_config.worker_cls == WORKERS["cpu"]
+
+
+def test_separate_flags_work_and_survive_a_refusal(random_pair: RandomPair) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    user = {"draft_context_policy": "diffspec", "diffspec_token_budget": 100}
+    args = EngineArgs(
+        model=str(random_pair.target),
+        enforce_eager=True,
+        dtype="float32",
+        spec_method="eagle3",
+        spec_model=str(random_pair.draft),
+        spec_tokens=2,
+        speculative_config=user,
+    )
+    with pytest.raises(ConfigError, match="diffspec_token_budget = 100"):
+        args.create_engine_config()
+    assert args.speculative_config is user
+    user["diffspec_token_budget"] = 1024
+    config = args.create_engine_config()
+    assert config.speculative_config.num_speculative_tokens == 2
+    assert config.speculative_config.diffspec["token_budget"] == 1024
+    assert set(user) == {"draft_context_policy", "diffspec_token_budget"}
+
+
+def test_settings_travel_by_pickle_and_deepcopy(launch: Launch) -> None:
+    config = launch(ON)
+    payload = config.speculative_config.diffspec
+    for moved in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        assert moved.speculative_config.diffspec == payload
+        assert moved.parallel_config.worker_cls == WORKERS["cpu"]
+        assert moved.speculative_config.disable_padded_drafter_batch is True
+
+
+def test_the_compiled_graph_keeps_its_hash(launch: Launch) -> None:
+    on, stock = launch(ON), launch()
+    assert on.speculative_config.compute_hash() == stock.speculative_config.compute_hash()
+    # The engine-wide hash also takes in a flag the host derives from unpadded batches.
+    unpadded = launch({"disable_padded_drafter_batch": True})
+    assert on.compute_hash() == unpadded.compute_hash()
+    other = launch(ON | {"diffspec_token_budget": 512, "diffspec_chunk_size": 32})
+    assert other.compute_hash() == on.compute_hash()
+
+
+@pytest.mark.parametrize(
+    ("own", "target", "given", "expected"),
+    [
+        (4096, 4096, None, 4096),
+        (2048, 4096, None, 2048),  # vLLM raises max_position_embeddings to 4096 here
+        (8192, 4096, None, 8192),  # and lowers the draft's max_model_len to 4096 here
+        (4096, 1024, None, 4096),
+        (4096, 4096, 1024, 1024),
+    ],
+)
+def test_trained_window(
+    launch: Launch,
+    altered_draft: Callable[..., str],
+    own: int,
+    target: int,
+    given: int | None,
+    expected: int,
+) -> None:
+    spec: dict[str, Any] = {"model": altered_draft(max_position_embeddings=own)}
+    if given is not None:
+        spec["max_model_len"] = given
+    config = launch(ON | spec, max_model_len=target)
+    assert routing.trained_window(config.speculative_config) == expected
+    assert config.speculative_config.diffspec["token_budget"] == min(2048, expected)
+
+
+def test_a_budget_above_the_trained_window(
+    launch: Launch, refused: Callable[..., str], altered_draft: Callable[..., str], log: list[str]
+) -> None:
+    short = altered_draft(max_position_embeddings=1000)
+    assert launch(ON | {"model": short}).speculative_config.diffspec["token_budget"] == 960
+    assert any("defaults to 960, not 2048" in line for line in log)
+    text = refused({"model": short, "diffspec_token_budget": 1024})
+    assert "at most 960: the draft's trained window is 1000" in text
+    # A window too short for the default chunk size: the way out is named, and works.
+    shorter = altered_draft(max_position_embeddings=300)
+    assert "Set diffspec_chunk_size to 32" in refused({"model": shorter})
+    fits = launch(ON | {"model": shorter, "diffspec_chunk_size": 32})
+    assert fits.speculative_config.diffspec["token_budget"] == 288
+
+
+FLAGS: list[tuple[dict[str, Any], str]] = [
+    ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
+    ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
+    ({"data_parallel_size": 2}, "--data-parallel-size 2"),
+    ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 2"),
+    (
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
+        "--decode-context-parallel-size 2",
+    ),
+    ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
+    ({"enable_lora": True}, "--enable-lora"),
+    ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
+    ({"async_scheduling": True}, "--async-scheduling"),
+    ({"worker_cls": "some.other.Worker"}, "--worker-cls some.other.Worker: DiffSpec needs"),
+    ({"kv_offloading_size": 1.0}, "KV connector of --kv-offloading-size"),
+]
+SPEC: list[tuple[dict[str, Any], str]] = [
+    ({"method": "eagle"}, 'method = "eagle"'),
+    ({"method": "draft_model"}, 'method = "draft_model"'),
+    ({"num_speculative_tokens_per_batch_size": [[1, 4, 2]]}, "per_batch_size = [[1, 4, 2]]"),
+    ({"draft_sample_method": "probabilistic"}, 'draft_sample_method = "probabilistic"'),
+    ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab = true"),
+    ({"parallel_drafting": True}, "parallel_drafting = true"),
+    ({"parallel-drafting": True}, "parallel_drafting = true"),
+    ({"disable_padded_drafter_batch": False}, "disable_padded_drafter_batch = false"),
+    ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size = 2"),
+    ({"kv_cache_dtype": "fp8"}, 'kv_cache_dtype = "fp8"'),
+    ({"model": "/no/such/draft"}, 'model = "/no/such/draft": no such folder'),
+    ({"model": "./draft"}, 'model = "./draft": no such folder'),
+    ({"model": "~/draft"}, "~ is not expanded inside JSON"),
+    ({"diffspec_verification_mode": "tree"}, "use auto or linear"),
+    ({"diffspec_long_context_depth": 4}, "at most num_speculative_tokens (3)"),
+]
+DRAFTS: list[tuple[dict[str, Any], str]] = [
+    ({"num_hidden_layers": 2}, "num_hidden_layers = 2"),
+    ({"hidden_size": 64}, "width 64"),
+    ({"target_hidden_size": 256}, "width 256"),
+    ({"vocab_size": 1024}, "vocab_size = 1024 but the target 512"),
+    ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads = 3"),
+    ({"layer_types": ["sliding_attention"], "sliding_window": 64}, "sliding_window = 64"),
+    (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        'rope_type = "dynamic"',
+    ),
+    (
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6]}},
+        "M-RoPE (mrope_section)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "part"), FLAGS, ids=lambda v: v if isinstance(v, str) else "")
+def test_unsupported_flags(refused: Callable[..., str], flags: dict[str, Any], part: str) -> None:
+    assert part in refused(**flags)
+
+
+@pytest.mark.parametrize(("spec", "part"), SPEC, ids=lambda v: v if isinstance(v, str) else "")
+def test_unsupported_speculative_keys(
+    refused: Callable[..., str], spec: dict[str, Any], part: str
+) -> None:
+    text = refused(spec)
+    assert part in text
+    assert "(1 problem)" in text
+
+
+@pytest.mark.parametrize(("changes", "part"), DRAFTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_drafts_that_do_not_fit(
+    refused: Callable[..., str],
+    altered_draft: Callable[..., str],
+    changes: dict[str, Any],
+    part: str,
+) -> None:
+    text = refused({"model": altered_draft(**changes)})
+    assert part in text
+    assert "(1 problem)" in text
+
+
+def test_a_draft_of_another_width_made_for_this_target_is_accepted(
+    launch: Launch, altered_draft: Callable[..., str]
+) -> None:
+    model = altered_draft(hidden_size=64, target_hidden_size=128)
+    assert launch(ON | {"model": model}).speculative_config.diffspec["policy"] == "diffspec"
+
+
+def test_a_folder_without_a_model_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "the folder has no config.json" in refused({"model": str(tmp_path)})
+
+
+def test_environment_conflicts(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setenv("HUST_VSPEC_ENABLE", "1")
+    text = refused()
+    assert "VLLM_USE_V2_MODEL_RUNNER=1" in text
+    assert "vSpec is active (HUST_VSPEC_ENABLE=1)" in text
+
+
+def test_vspec_is_recognised_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Host:
+        def propose(self) -> None: ...
+
+    assert vspec_marker(Host) is None
+    monkeypatch.setenv("HUST_VSPEC_ENABLE", "0")
+    assert vspec_marker(Host) is None
+    monkeypatch.setattr(Host.propose, "__module__", "vllm_hust_vspec.patches")
+    assert vspec_marker(Host) == "Host.propose is patched"
+    monkeypatch.setenv("VLLMHUST_EXT_ENABLED_BUNDLES", "org.vllm-hust.vspec")
+    assert "org.vllm-hust.vspec" in str(vspec_marker(Host))
+
+
+def test_a_kv_connector_is_refused_by_name(refused: Callable[..., str]) -> None:
+    from vllm.config import KVTransferConfig
+
+    transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
+    assert "KV connector ExampleConnector" in refused(kv_transfer_config=transfer)
+
+
+def test_problems_of_all_kinds_come_in_one_message(refused: Callable[..., str]) -> None:
+    text = refused(
+        {
+            "diffspec_chunk_size": 48,
+            "diffspec_bugdet": 1,
+            "model": "/no/such/draft",
+            "draft_sample_method": "probabilistic",
+        },
+        pipeline_parallel_size=2,
+        enable_lora=True,
+    )
+    assert "(6 problems)" in text
+    for part in (
+        "diffspec_chunk_size = 48",
+        "did you mean diffspec_token_budget?",
+        "/no/such/draft",
+        "probabilistic",
+        "--pipeline-parallel-size 2",
+        "--enable-lora",
+    ):
+        assert part in text
+
+
+def test_draft_problems_come_in_one_message(
+    refused: Callable[..., str], altered_draft: Callable[..., str]
+) -> None:
+    model = altered_draft(num_hidden_layers=2, vocab_size=1024, max_position_embeddings=512)
+    text = refused({"model": model, "diffspec_token_budget": 1024})
+    assert "(3 problems)" in text
+    for part in ("num_hidden_layers = 2", "vocab_size = 1024", "trained window is 512"):
+        assert part in text
+
+
+def test_what_vllm_refuses_stays_vllms(launch: Launch) -> None:
+    # A wrong key that is not ours, and a wrong value of vLLM's own key.
+    for spec in ({"no_such_key": 1}, {"num_speculative_tokens": -1}):
+        with pytest.raises(ValueError, match=next(iter(spec))):
+            launch(ON | spec)
+
+
+def test_a_hook_with_another_signature(
+    engine_args: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    def create_speculative_config(self: Any, model: Any, parallel: Any) -> str:
+        return f"stock {model}"
+
+    monkeypatch.setattr(EngineArgs, "create_speculative_config", create_speculative_config)
+    routing.install()
+    assert engine_args().create_speculative_config("model", "parallel") == "stock model"
+    args = engine_args(ON)
+    with pytest.raises(HostError, match="lacks parameter 'target_model_config'"):
+        args.create_speculative_config("model", "parallel")
+    assert args.speculative_config["draft_context_policy"] == "diffspec"
+
+
+def test_another_version_is_refused_only_if_diffspec_is_asked_for(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.31.0")
+    launch()
+    launch({"draft_context_policy": "full"})
+    with pytest.raises(HostError, match=r"host vLLM 0\.31\.0 is not compatible"):
+        launch(ON)
+
+
+def test_worker_facts_repeat_what_the_flags_said(launch: Launch) -> None:
+    config = launch(ON)
+    config.scheduler_config.async_scheduling = True
+    config.parallel_config.worker_cls = "some.other.Worker"
+    config.cache_config.cache_dtype = "fp8"
+    text = "\n".join(refusals(worker_facts(config), ("config", "worker")))
+    for part in ("--async-scheduling", "some.other.Worker", "--kv-cache-dtype fp8"):
+        assert part in text
+    assert text.count("\n") == 2
+
+
+def test_facts_of_a_draft_without_feature_projection(
+    launch: Launch, altered_draft: Callable[..., str]
+) -> None:
+    model = altered_draft(
+        hidden_size=128, target_hidden_size=999, eagle_config={"use_aux_hidden_state": False}
+    )
+    # Without the projection target_hidden_size is not used, so it is not compared.
+    assert draft_facts(launch({"model": model}).speculative_config).draft_reads_hidden_size == 128
+
+
+def test_device_names() -> None:
+    assert facts_module.device_platform() == "cpu"
+
+
+def test_the_report_stays_short_whatever_it_has_to_say() -> None:
+    ours, _ = split_keys({spec.key: spec.default for spec in KEYS} | ON)
+    settings = DiffSpecSettings.parse(ours, num_speculative_tokens=3)
+    remarks = [f"remark {i}" for i in range(6)]
+    changes = {"a = 1": "x", "b = 2": "y", "c = 3": "z"}
+    lines = start_up_lines(
+        settings,
+        depth=3,
+        trained_window=None,
+        max_model_len=131072,
+        changes=changes,
+        remarks=remarks,
+    )
+    assert len(lines) == MOST_LINES
+    text = "\n".join(lines)
+    for part in (*remarks, *settings.notes, *changes, "drafted from retrieved chunks"):
+        assert part in text
