@@ -201,7 +201,13 @@ def preempted(
 
 
 def real_text(
-    target: str, draft: str, prompts: Prompts, tokens: int, k: int, keys: dict[str, Any], **engine: Any
+    target: str,
+    draft: str,
+    prompts: Prompts,
+    tokens: int,
+    k: int,
+    keys: dict[str, Any],
+    **engine: Any,
 ) -> dict[str, Any]:
     """DiffSpec on a real model."""
     speculative = {**_diffspec("", k, **keys), "model": draft}

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DiffSpec in a real engine on the recall pair, whose right answer is known beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diffspec.testbed.recall_prompts import RecallPrompt
+from tests.engine.conftest import DEPTH, TOKENS
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def truth(recall_prompts: list[RecallPrompt]) -> list[list[int]]:
+    return [list(p.continuation_ids)[:TOKENS] for p in recall_prompts]
+
+
+@pytest.mark.parametrize("way", ["batch", "cached", "sampled", "recent_only"])
+def test_every_answer_is_the_passage(recall: Any, truth: list[list[int]], way: str) -> None:
+    """Lossless in a mixed batch under chunked prefill, on cached prefixes, at temperature 1 (the
+    pair's margins make any other token as likely as 1e-8), and with a useless draft."""
+    assert recall[way]["tokens"] == truth
+    assert recall["single"]["tokens"] == truth[-1:]
+
+
+@pytest.mark.parametrize("way", ["single", "batch", "cached", "sampled"])
+def test_retrieval_finds_the_source(recall: Any, way: str) -> None:
+    assert len(recall[way]["per_position"]) == DEPTH
+    assert min(recall[way]["per_position"]) >= 0.95
+
+
+def test_the_newest_tokens_alone_do_not(recall: Any) -> None:
+    assert recall["recent_only"]["drafts"] > 0
+    assert max(recall["recent_only"]["per_position"]) <= 0.05
+
+
+def test_retrieval_and_tap_were_really_used(recall: Any) -> None:
+    assert recall["retrievals"] > 0
+    assert recall["tap_calls"] > 0
+
+
+def test_nothing_grows_over_fifty_requests(recall: Any) -> None:
+    assert recall["turnover"]["answered"] == 50
+    assert recall["turnover"]["slots_held"] <= 1  # the request whose step reported the others
+    resident = recall["turnover"]["resident"]
+    assert resident[-1] - resident[0] < 64 << 20
+    assert recall["buffers_after"] == recall["buffers"]
+
+
+def test_faults_cost_drafts_and_nothing_else(recall: Any, truth: list[list[int]]) -> None:
+    faults = recall["faults"]
+    for way in ("drafting", "ingesting", "healed", "broken"):
+        assert faults[way]["tokens"] == truth, way
+    assert faults["counts"]["drafting"] >= 3
+    assert faults["counts"]["ingesting verified rows"] == 1
+    for way in ("drafting", "ingesting", "healed"):
+        assert faults[way]["drafts"] > 0, way
+        assert min(faults[way]["per_position"]) >= 0.95, way
+    assert faults["gave_up"]
+    assert faults["broken"]["drafts"] == 0
+
+
+def test_preempted_requests_come_back_right(preempted: Any) -> None:
+    from diffspec.testbed.recall_prompts import make_recall_prompt
+
+    assert preempted["preemptions"] > 0
+    assert preempted["tokens"] == [
+        list(make_recall_prompt(1000, seed=seed).continuation_ids)[:200] for seed in range(4)
+    ]
+    assert min(preempted["per_position"]) >= 0.95
+    assert preempted["faults"] == {}
