@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
+from rich.text import Text
 
 from diffspec.cli import report
 from diffspec.cli.arms import DIFFSPEC, Request, engine_flags, run_arms, three_arms
@@ -111,13 +112,15 @@ def text_section(
 
 def show(section: dict[str, Any], console: Console) -> None:
     """Print the continuation and the table."""
-    console.print(Panel(section["continuation"].strip(), title=f"{section['file']}, continued"))
+    title = Text(f"{section['file']}, continued by DiffSpec's server")
+    console.print(Panel(Text(section["continuation"].strip()), title=title))
     if section["dropped_tokens"]:
         console.print(
             f"The first {section['dropped_tokens']} tokens did not fit and were left out."
         )
-    title = f"SmolLM2-135M-Instruct, k = {section['num_speculative_tokens']}, head trained on 512"
-    console.print(report.table(section["rows"], title))
+    depth = section["num_speculative_tokens"]
+    model = f"SmolLM2-135M-Instruct, k = {depth}, head trained on 512 tokens"
+    console.print(report.table(section["rows"], model))
     if any(row["first_difference"] is not None for row in section["rows"]):
         console.print(
             "In bfloat16 two candidates can tie to the last bit; which one wins then depends on "

@@ -72,9 +72,9 @@ def placeholder_note(table_rows: Iterable[dict[str, Any]], window: int) -> str |
 def table(table_rows: Sequence[dict[str, Any]], title: str, *, mark: bool = False) -> Table:
     """A rich table of :func:`rows`; ``mark`` stars stock rows without an accepted token."""
     out = Table(title=title, title_justify="left")
-    for name in ("prompt", "arm", "tokens as target-only", "acceptance length"):
-        out.add_column(name, justify="left" if name == "arm" else "right")
-    out.add_column("acceptance per position")
+    for name in ("prompt", "arm", "same tokens", "acceptance length"):
+        out.add_column(name, justify="left" if name == "arm" else "right", no_wrap=name == "arm")
+    out.add_column("accepted at each position", no_wrap=True)
     for name in ("decode tok/s", "ratio", "first token"):
         out.add_column(name, justify="right")
     previous = None
@@ -93,13 +93,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if row["arm"] == TARGET_ONLY:
         same = "—"
     else:
-        same = f"{total}/{total}" if difference is None else f"differ from token {difference}"
+        same = f"{total}/{total}" if difference is None else f"differ at {difference}"
     length, ratio = row["acceptance_length"], row["ratio_to_target_only"]
     return [
         same,
         "—" if length is None else f"{length:.2f}",
         " ".join(f"{x:.2f}" for x in row["per_position_acceptance"]) or "—",
         f"{row['decode_tokens_per_s']:.1f}",
-        "—" if ratio is None else f"x {ratio:.2f}",
+        "—" if ratio is None else f"{ratio:.2f}x",
         f"{row['time_to_first_token_s']:.2f} s",
     ]
