@@ -52,7 +52,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker:CPUWorker"
-_GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _CPU_ATTENTION = "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl"
 _EAGLE3 = "vllm.model_executor.models.llama_eagle3"
 
@@ -142,7 +141,6 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
     ),
     # -- the worker, before and after the models are loaded --
     *_worker_rows(_CPU_WORKER, "cpu"),
-    *_worker_rows(_GPU_WORKER, "cuda"),
     TouchPoint(
         _CPU_WORKER,
         "read",

@@ -93,10 +93,11 @@ def _heads_do_not_divide(f: LaunchFacts) -> bool:
 UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported(
         "platform",
-        "a device other than CPU or CUDA",
-        "device {f.platform}: not supported on vLLM; use a CPU or CUDA build",
+        "a device other than a CPU",
+        "device {f.platform}: this release drafts on vLLM's CPU build only; use that build, or "
+        "remove draft_context_policy",
         "config",
-        lambda f: f.platform is not None and f.platform not in ("cpu", "cuda"),
+        lambda f: f.platform is not None and f.platform != "cpu",
     ),
     Unsupported(
         "method",

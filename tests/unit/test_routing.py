@@ -9,6 +9,7 @@ import logging
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -473,7 +474,7 @@ def test_device_names() -> None:
 def test_the_report_stays_short_whatever_it_has_to_say() -> None:
     ours, _ = split_keys({spec.key: spec.default for spec in KEYS} | ON)
     settings = DiffSpecSettings.parse(ours, num_speculative_tokens=3)
-    remarks = [f"remark {i}" for i in range(6)]
+    settings = replace(settings, notes=(*(f"remark {i}" for i in range(6)), *settings.notes))
     changes = {"a = 1": "x", "b = 2": "y", "c = 3": "z"}
     lines = start_up_lines(
         settings,
@@ -481,9 +482,8 @@ def test_the_report_stays_short_whatever_it_has_to_say() -> None:
         trained_window=None,
         max_model_len=131072,
         changes=changes,
-        remarks=remarks,
     )
     assert len(lines) == MOST_LINES
     text = "\n".join(lines)
-    for part in (*remarks, *settings.notes, *changes, "drafted from retrieved chunks"):
+    for part in (*settings.notes, *changes, "drafted from retrieved chunks"):
         assert part in text

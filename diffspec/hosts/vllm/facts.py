@@ -15,7 +15,6 @@ from diffspec.keys import normalise
 #: Worker class per device type, as the qualified name vLLM resolves in the worker process.
 WORKERS = {
     "cpu": "diffspec.hosts.vllm.worker.DiffSpecCPUWorker",
-    "cuda": "diffspec.hosts.vllm.worker.DiffSpecGPUWorker",
 }
 
 

@@ -17,13 +17,11 @@ def start_up_lines(
     trained_window: int | None,
     max_model_len: int,
     changes: Mapping[str, str],
-    remarks: Sequence[str] = (),
 ) -> list[str]:
     """At most :data:`MOST_LINES` lines for the operator.
 
     ``depth`` is num_speculative_tokens, ``trained_window`` and ``max_model_len`` are in tokens,
-    ``changes`` maps an engine setting with its new value to the reason, ``remarks`` go before the
-    notes of the settings.
+    ``changes`` maps an engine setting with its new value to the reason.
     """
     lines = [
         f"DiffSpec: budget {settings.token_budget} tokens in chunks of {settings.chunk_size}, "
@@ -38,7 +36,7 @@ def start_up_lines(
         ),
     ]
     lines += [f"DiffSpec: set {what}: {reason}" for what, reason in changes.items()]
-    rest = [f"DiffSpec: {text}" for text in (*remarks, *settings.notes)]
+    rest = [f"DiffSpec: {text}" for text in settings.notes]
     room = MOST_LINES - len(lines)
     if len(rest) > room:
         overflow = "; ".join(text.removeprefix("DiffSpec: ") for text in rest[room - 1 :])

@@ -116,15 +116,15 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
 def _activate(
     config: Any, parallel: Any, settings: DiffSpecSettings, window: int | None, max_model_len: int
 ) -> None:
-    platform = device_platform()
+    worker_cls = WORKERS[device_platform()]
     changes = {}
     if not config.disable_padded_drafter_batch:
         changes["disable_padded_drafter_batch = true"] = (
             "acceptance is then known exactly when drafting; turns asynchronous scheduling off"
         )
         config.disable_padded_drafter_batch = True
-    if parallel.worker_cls != WORKERS[platform]:
-        parallel.worker_cls = WORKERS[platform]
+    if parallel.worker_cls != worker_cls:
+        parallel.worker_cls = worker_cls
         changes[f"worker_cls = {parallel.worker_cls}"] = "attaches to the drafter in the worker"
     if _pin_v1_runner():
         changes[f"{_V2_VARIABLE} = 0 (whole process)"] = "the V2 runner has no such drafter"
@@ -136,7 +136,6 @@ def _activate(
             trained_window=window,
             max_model_len=max_model_len,
             changes=changes,
-            remarks=[] if platform == "cpu" else [f"not tested on this device ({platform}) yet"],
         )
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffspec.compact_kv.pages import KeyPages, find_key_places
 from diffspec.hosts.surface import HostError
+from diffspec.hosts.unsupported import LaunchFacts, refusals
 
 
 def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[str, Any]:
@@ -34,10 +35,7 @@ def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[
         and isinstance(layer.get_kv_cache_spec(vllm_config), FullAttentionSpec)
     }
     if not layers:
-        raise HostError(
-            "the target has no full-attention decoder layer with its own K pages; "
-            "DiffSpec has nothing to score chunks by"
-        )
+        raise HostError(*refusals(LaunchFacts(target_full_attention_layers=0), ("load",)))
     name = max(layers, key=extract_layer_index)
     return name, layers[name]
 

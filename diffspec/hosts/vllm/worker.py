@@ -10,9 +10,11 @@ import vllm
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from diffspec.hosts.surface import HostError, require_surface
+from diffspec.hosts.unsupported import refusals
+from diffspec.hosts.vllm.facts import worker_facts
 from diffspec.hosts.vllm.sampling_fix import install
 from diffspec.hosts.vllm.session import DiffSpecSession
-from diffspec.settings import DiffSpecSettings
+from diffspec.settings import ConfigError, DiffSpecSettings
 
 logger = logging.getLogger("vllm.diffspec")
 
@@ -26,6 +28,7 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
 
     Raises:
         HostError: the runner or drafter is not the one whose surface was checked.
+        ConfigError: the flags came out as something DiffSpec refuses.
     """
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode.eagle import EagleProposer
@@ -38,7 +41,9 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
             f"DiffSpec attaches to model runner V1 with EagleProposer, not to "
             f"{type(runner).__name__} with {type(drafter).__name__}"
         )
-    require_surface()
+    require_surface(("worker", "load"), platform=worker.device.type)
+    if problems := refusals(worker_facts(worker.vllm_config), ("config", "worker")):
+        raise ConfigError(*problems)
     install(vllm.__version__, worker.device.type, rejection_sampler)
     payload = worker.vllm_config.speculative_config.diffspec
     return DiffSpecSession(drafter, runner, DiffSpecSettings.from_payload(payload), memory=memory)
