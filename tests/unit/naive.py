@@ -17,15 +17,20 @@ from diffspec.retrieval.selection import SelectionPlan
 Array = npt.NDArray[np.float64]
 
 
-def rotate(x: Array, position: int, rotary_dim: int, base: float, neox: bool = True) -> Array:
-    """Rotate one head ``[head_dim]`` by multiplying pairs, as complex numbers, by e^(i angle)."""
+def rotate(
+    x: Array, position: npt.ArrayLike, rotary_dim: int, base: float, neox: bool = True
+) -> Array:
+    """Rotate heads ``[..., head_dim]`` at positions that broadcast to ``[...]``.
+
+    Pairs of elements, as complex numbers, are multiplied by e^(i angle).
+    """
     out = np.array(x, dtype=np.float64)
     half = rotary_dim // 2
-    for j in range(half):
-        first, second = (j, j + half) if neox else (2 * j, 2 * j + 1)
-        angle = position * base ** (-2 * j / rotary_dim)
-        turned = complex(x[first], x[second]) * np.exp(1j * angle)
-        out[first], out[second] = turned.real, turned.imag
+    first = slice(0, half) if neox else slice(0, rotary_dim, 2)
+    second = slice(half, rotary_dim) if neox else slice(1, rotary_dim, 2)
+    angles = np.asarray(position)[..., None] * base ** (-2 * np.arange(half) / rotary_dim)
+    turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
+    out[..., first], out[..., second] = turned.real, turned.imag
     return out
 
 
@@ -76,7 +81,7 @@ def select(
 
 
 class Recorder(TorchDispatchMode):
-    """Counts torch operations and notes the largest tensor any of them returned."""
+    """Notes the torch operations that are no mere views, and the largest tensor returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +90,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
-        self.operations.append(str(func))
+        if not func.is_view:
+            self.operations.append(str(func))
         for tensor in out if isinstance(out, tuple | list) else [out]:
             if isinstance(tensor, Tensor):
                 self.largest = max(self.largest, tensor.numel())

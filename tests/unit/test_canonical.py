@@ -9,6 +9,8 @@ from torch import Tensor
 
 from diffspec.compact_kv.canonical import CanonicalCache
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCKS, BLOCK, HEADS, DIM = 6, 8, 2, 4
 ROW = 2 * HEADS * DIM
 SHAPES = [

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from diffspec.compact_kv.pages import KeyPages, find_key_places
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCKS, BLOCK, HEADS, DIM = 5, 16, 3, 24
 Write = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 

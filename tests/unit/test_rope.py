@@ -10,6 +10,8 @@ import torch
 from diffspec.compact_kv.rope import LocalRope
 from tests.unit.naive import rotate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 POSITIONS, BASE = 50, 10000.0
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from diffspec.hosts.vllm.sampling_fix import expand_batch_to_tokens, install
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @settings(max_examples=60, deadline=None)
 @given(

@@ -18,6 +18,8 @@ from diffspec.retrieval import scoring
 from diffspec.retrieval.scoring import ChunkScorer
 from tests.unit.naive import Recorder, chunk_masses, double
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def row_major(block: int, heads: int, dim: int) -> Tensor:
     """Places of keys in pages ``[block, heads, 2 · head_dim]``, K before V."""

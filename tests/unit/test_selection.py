@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from diffspec.retrieval.selection import SelectionPlan, select_chunks
 from tests.unit import naive
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PLANS = st.builds(
     SelectionPlan,
     sink=st.integers(1, 2),

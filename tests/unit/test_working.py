@@ -15,6 +15,8 @@ from diffspec.compact_kv.working import WorkingCache
 from tests.unit.naive import attend, double, rotate
 from tests.unit.test_rope import BASE, table
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SLOTS, BUDGET, DIM = 6, 40, 16
 
 

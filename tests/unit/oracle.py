@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a drafting cycle must have done in a step, worked out slowly in float64 and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diffspec.proposer.counters import Counters
+from diffspec.proposer.faults import PATIENCE
+from tests.unit import naive
+from tests.unit import tiny_draft as tiny
+from tests.unit.naive import Array, double
+from tests.unit.serving import TARGET_SCALE, Host, Request, Row
+
+
+@dataclass
+class Held:
+    """What a request's working cache holds."""
+
+    positions: list[int]
+    end: int
+    since: int = 0
+    first: bool = True
+    present: set[int] = field(default_factory=set)
+
+
+class Oracle:
+    """Follows a :class:`Host` step by step; every method asserts."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.shape, self.draft = host, host.shape, host.draft
+        self.held: dict[str, Held] = {}
+        self.owners: dict[str, int] = {}
+        self.holes: set[int] = set()
+        self.in_a_row = 0
+        self.gave_up = False
+        self.counters = Counters()
+        self._projected: dict[tuple[str, int], tuple[Array, Array, Array, Array]] = {}
+
+    def leave(self, request: Request) -> None:
+        self.owners.pop(request.name, None)
+        self.held.pop(request.name, None)
+
+    def preempt(self, request: Request) -> None:
+        self.held.pop(request.name, None)
+
+    def check(
+        self, rows: Sequence[Row], drafts: Sequence[list[int]], fault: str | None = None
+    ) -> None:
+        """The step ``rows`` with its proposed ``drafts``."""
+        page, core = self.shape.page, self.host.cycle
+        assert len(drafts) == len(rows)
+        slots = [slot for row in rows for slot in row.slots]
+        if fault in ("combine", "write"):
+            self.holes |= {slot // page for slot in slots}
+            self._failed(drafts)
+            return
+        self.holes -= {slot // page for slot in slots if slot % page == 0}
+        assert set(core._canonical.holes.nonzero().flatten().tolist()) == self.holes
+        if self.gave_up:
+            assert drafts == [[] for _ in rows]
+            return
+        self._own(rows)
+        if fault is not None:
+            self._failed(drafts)
+            return
+        observed = [
+            (self.owners[r.request.name], r.drafted, r.accepted)
+            for r in rows
+            if r.drafted and r.request.name in self.owners
+        ]
+        assert self.host.policy.observed == observed
+        for row, draft in zip(rows, drafts, strict=True):
+            self._check_row(row, draft)
+        self.in_a_row = 0
+        assert core.counters == self.counters
+
+    def _failed(self, drafts: Sequence[list[int]]) -> None:
+        assert all(draft == [] for draft in drafts)
+        self.held.clear()
+        self.in_a_row += 1
+        self.gave_up |= self.in_a_row >= PATIENCE
+        assert self.host.cycle.faults.gave_up == self.gave_up
+        self.counters = Counters(**{
+            name: getattr(self.host.cycle.counters, name) for name in Counters.__slots__
+        })  # fmt: skip
+
+    def _own(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            free = set(range(self.shape.slots)) - set(self.owners.values())
+            if row.drafting and row.request.name not in self.owners and free:
+                self.owners[row.request.name] = min(free)
+
+    def _check_row(self, row: Row, draft: list[int]) -> None:
+        shape, name = self.shape, row.request.name
+        if not row.drafting or name not in self.owners:
+            self.counters.no_slot += row.drafting
+            assert draft == []
+            assert name not in self.host.rebuilt
+            return
+        slot = self.owners[name]
+        room = shape.max_len - 1 - row.length
+        depth = min(int(self.host.policy.by_slot[slot]), shape.depth, room)
+        if depth <= 0 or not self._refresh(row):
+            assert draft == []
+            return
+        assert len(draft) == depth
+        self.counters.drafted += depth
+        keys, values = self._check_working(row.request, slot)
+        self._check_chain(row, draft, keys, values)
+
+    def _refresh(self, row: Row) -> bool:
+        """Follow the working cache's update; returns whether the request can draft."""
+        shape, name = self.shape, row.request.name
+        held = self.held.get(name)
+        if held is not None and held.end != row.start:
+            held = None
+        rebuilt = name in self.host.rebuilt
+        new = list(range(row.start, row.length))
+        if held is None or len(held.positions) + len(new) + shape.depth - 1 > shape.budget:
+            assert rebuilt, "stale or overflowing working cache"
+        elif not rebuilt:
+            held.positions += new
+            held.since += 1
+            held.end = row.length
+            complete = held.positions == list(range(row.length))
+            assert complete or held.since < shape.interval, "retrieval is overdue"
+        else:
+            assert held.positions + new != list(range(row.length)), "nothing to retrieve"
+            # Slots start at different phases, so the first interval may be shorter.
+            assert held.since + 1 == shape.interval or (
+                held.first and held.since + 1 < shape.interval
+            )
+        if rebuilt:
+            self.counters.rebuilds += 1
+            self._rebuild(row, held)
+        elif held is not None:
+            self.held[name] = held
+        return name in self.held
+
+    def _rebuild(self, row: Row, held: Held | None) -> None:
+        shape, request, length = self.shape, row.request, row.length
+        chunks = -(-length // shape.chunk)
+        spans = [range(c * shape.chunk, min((c + 1) * shape.chunk, length)) for c in range(chunks)]
+        blocked = {
+            c
+            for c, span in enumerate(spans)
+            if any(request.blocks[p // shape.page] in self.holes for p in span)
+        }
+        present = set() if held is None else held.present
+        if length + shape.depth - 1 <= shape.budget:
+            chosen = [c for c in range(chunks) if c not in blocked]
+        else:
+            self.counters.retrievals += 1
+            keys = np.stack([self.host.key(request, p) for p in range(length)])
+            masses = naive.chunk_masses(row.query, keys, TARGET_SCALE, shape.chunk)
+            chosen = naive.select(list(masses), chunks, shape.plan, present, blocked)
+            assert len(chosen) <= shape.plan.total
+            present = set(chosen)
+        if chunks - 1 in blocked:
+            self.held.pop(request.name, None)
+            return
+        positions = [p for c in chosen for p in spans[c]]
+        self.held[request.name] = Held(positions, length, 0, held is None, present)
+
+    def _check_working(self, request: Request, slot: int) -> tuple[Array, Array]:
+        """Compare contents; returns the naive rotated keys and values ``[n, kv_heads, d]``."""
+        core, positions = self.host.cycle, self.held[request.name].positions
+        count = len(positions)
+        assert count + self.shape.depth - 1 <= self.shape.budget
+        assert positions == sorted(set(positions))
+        assert core.slots.rows[slot] == count
+        projected = [self.projected(request, p) for p in positions]
+        keys = np.stack([k for _, k, _, _ in projected])
+        keys = naive.rotate(keys, np.arange(count)[:, None], tiny.DIM, tiny.BASE)
+        values = np.stack([v for _, _, v, _ in projected])
+        working = self.host.working_set.working
+        for cache, wanted in ((working.k, keys), (working.v, values)):
+            found = double(cache[slot, :, :count]).swapaxes(0, 1)
+            np.testing.assert_allclose(found, wanted, atol=1e-4)
+        return keys, values
+
+    def _check_chain(self, row: Row, draft: list[int], keys: Array, values: Array) -> None:
+        q, _, _, residual = self.projected(row.request, row.length - 1)
+        for step, token in enumerate(draft):
+            # The first query is the newest committed row's own.
+            turned = naive.rotate(q, len(keys) - 1, tiny.DIM, tiny.BASE)
+            attention = naive.attend(turned, keys, values, tiny.SCALE)
+            logits, feature = self.draft.finish(attention.flatten(), residual)
+            best = self.draft.to_target[int(logits.argmax())]
+            if token != best:  # only a tie, up to float32, may go the other way
+                (at,) = np.flatnonzero(self.draft.to_target == token)
+                assert logits[at] > logits.max() - 1e-3, f"draft step {step}: {token}, not {best}"
+            q, k, v, residual = self.draft.project(token, feature)
+            rotated = naive.rotate(k, len(keys), tiny.DIM, tiny.BASE)
+            keys, values = np.append(keys, [rotated], 0), np.append(values, [v], 0)
+
+    def projected(self, request: Request, position: int) -> tuple[Array, Array, Array, Array]:
+        """The draft's q, k, v and residual at a position of a request's text."""
+        key = (request.name, position)
+        if key not in self._projected:
+            feature = self.draft.combine(self.host.features(request, position))
+            self._projected[key] = self.draft.project(request.text[position + 1], feature)
+        return self._projected[key]
+
+    def check_canonical(self) -> int:
+        """Every computed row outside of holes is in the pages; returns how many there are."""
+        page, found, wanted = self.shape.page, [], []
+        for request in self.host.requests:
+            for position in range(request.computed):
+                block = request.blocks[position // page]
+                if block not in self.holes:
+                    found.append(double(self.host.draft_pages[block, position % page]))
+                    _, k, v, _ = self.projected(request, position)
+                    wanted.append(np.stack((k, v)).flatten())
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
+        return len(found)
