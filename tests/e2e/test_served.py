@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A served DiffSpec engine over HTTP, and the same command with the plugin switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from diffspec.cli.client import Client
+from diffspec.cli.serving import Server, ServerError, serve
+from diffspec.testbed.recall_pair import RecallPair, build_recall_pair
+from diffspec.testbed.recall_prompts import make_recall_prompt
+
+pytestmark = pytest.mark.e2e
+
+DEPTH, TOKENS, DRAFT_LENGTH = 5, 64, 512
+FLAGS = (
+    *("--enforce-eager", "--dtype", "float32"),
+    *("--max-model-len", "1600", "--max-num-seqs", "4", "--max-num-batched-tokens", "512"),
+)
+KEYS = {
+    "draft_context_policy": "diffspec",
+    "diffspec_token_budget": 256,
+    "diffspec-chunk-size": 16,  # a dash, as users write them
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> RecallPair:
+    """A recall pair whose draft was built for fewer tokens than the prompts have."""
+    out = tmp_path_factory.mktemp("served-pair")
+    return build_recall_pair(out, draft_max_position_embeddings=DRAFT_LENGTH)
+
+
+def speculative(pair: RecallPair, **keys: object) -> dict[str, object]:
+    common = {"method": "eagle3", "model": str(pair.draft), "num_speculative_tokens": DEPTH}
+    return common | keys
+
+
+@pytest.fixture(scope="module")
+def server(pair: RecallPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(
+        pair.target,
+        log=tmp_path_factory.mktemp("logs") / "server.log",
+        args=FLAGS,
+        speculative=speculative(pair, **KEYS),
+        env={"VLLM_CPU_KVCACHE_SPACE": "1"},
+    ) as running:
+        yield running
+
+
+def test_long_prompts_get_the_right_tokens_from_accepted_drafts(server: Server) -> None:
+    prompt = make_recall_prompt(1400, seed=1)
+    with Client(server) as client:
+        answer = client.measure(list(prompt.prompt_ids), TOKENS)
+    assert answer.token_ids == list(prompt.continuation_ids)[:TOKENS]
+    assert len(answer.counters.per_position) == DEPTH
+    assert min(answer.counters.per_position) >= 0.95
+
+
+def test_concurrent_requests_of_mixed_lengths(server: Server) -> None:
+    prompts = [make_recall_prompt(n, seed=n) for n in (300, 700, 1100, 1450)]
+    with Client(server) as client, ThreadPoolExecutor(len(prompts)) as pool:
+        before = client.spec_counters()
+        answers = list(
+            pool.map(lambda p: client.complete(list(p.prompt_ids), TOKENS).token_ids, prompts)
+        )
+        counted = client.spec_counters() - before
+    assert answers == [list(p.continuation_ids)[:TOKENS] for p in prompts]
+    assert min(counted.per_position) >= 0.95
+
+
+def test_a_request_without_temperature_samples_and_is_right(server: Server) -> None:
+    """vLLM's default is to sample; the pair's margins leave no other token a chance."""
+    prompt = make_recall_prompt(900, seed=2)
+    with Client(server) as client:
+        answer = client.measure(list(prompt.prompt_ids), TOKENS, temperature=None)
+    assert answer.token_ids == list(prompt.continuation_ids)[:TOKENS]
+    assert min(answer.counters.per_position) >= 0.95
+
+
+def test_output_up_to_the_last_position(server: Server) -> None:
+    """Drafts stop where the context ends, and nothing is lost there."""
+    prompt = make_recall_prompt(1500, seed=3)
+    with Client(server) as client:
+        answer = client.measure(list(prompt.prompt_ids), 100)
+    assert answer.token_ids == list(prompt.continuation_ids)[:100]
+    assert answer.counters.acceptance_length is not None
+
+
+def test_the_log_says_what_was_changed_and_allocated(server: Server) -> None:
+    log = server.log.read_text()
+    assert "DiffSpec: budget 256 tokens in chunks of 16" in log
+    assert f"draft trained for {DRAFT_LENGTH} tokens" in log
+    assert "set disable_padded_drafter_batch = true" in log
+    assert "set worker_cls = diffspec.hosts.vllm.worker.DiffSpecCPUWorker" in log
+    assert "working cache 2.0 MiB" in log
+    assert "expand_batch_to_tokens" in log
+    assert "ERROR" not in log
+
+
+def test_switched_off_the_same_command_is_refused_by_vllm(pair: RecallPair, tmp_path: Path) -> None:
+    """With the plugin off its keys are vLLM's business: unknown, and nothing of ours runs."""
+    log = tmp_path / "off.log"
+    with (
+        pytest.raises(ServerError, match="exit code"),
+        serve(
+            pair.target,
+            log=log,
+            args=FLAGS,
+            speculative=speculative(pair, **KEYS),
+            env={"DIFFSPEC_DISABLE": "1"},
+        ),
+    ):
+        pytest.fail("the server must not become healthy")
+    text = log.read_text()
+    assert "Unexpected keyword argument" in text
+    assert "DiffSpec:" not in text
