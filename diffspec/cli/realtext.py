@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
         raise TextError(f"cannot read {path}: {error.strerror or error}") from error
     if not text.strip():
         raise TextError(f"{path} is empty")
-    return text.rstrip()
+    return text
 
 
 def find_text(path: Path | None) -> tuple[str, str] | None:
@@ -90,7 +90,7 @@ def text_section(
     tokens = list(Tokenizer.from_file(str(model / "tokenizer.json")).encode(content).ids)
     prompt, dropped = keep_end(tokens, limit - generate - MARGIN)
     if dropped:
-        reporter.note(f"{name}: {len(tokens)} tokens; using the last {len(prompt)}")
+        reporter.note(f"{name}: {len(tokens)} tokens; using the last {len(prompt)} of them")
     results = run_arms(
         three_arms(HEAD, DEPTH, KEYS),
         model,
@@ -114,10 +114,8 @@ def show(section: dict[str, Any], console: Console) -> None:
     """Print the continuation and the table."""
     title = Text(f"{section['file']}, continued by DiffSpec's server")
     console.print(Panel(Text(section["continuation"].strip()), title=title))
-    if section["dropped_tokens"]:
-        console.print(
-            f"The first {section['dropped_tokens']} tokens did not fit and were left out."
-        )
+    if dropped := section["dropped_tokens"]:
+        console.print(f"The text's first {dropped} tokens were left out: too long for this run.")
     depth = section["num_speculative_tokens"]
     model = f"SmolLM2-135M-Instruct, k = {depth}, head trained on 512 tokens"
     console.print(report.table(section["rows"], model))

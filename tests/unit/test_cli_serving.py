@@ -151,6 +151,27 @@ def test_the_environment_is_offline_and_the_callers_values_win(
     assert env["VLLM_NO_USAGE_STATS"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("cores", "given", "bind", "threads"),
+    [(2, None, "nobind", "1"), (2, "0-1", "0-1", None), (8, None, None, None)],
+)
+def test_two_cores_are_not_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    given: str | None,
+    bind: str | None,
+    threads: str | None,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    if given is not None:
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", given)
+    env = serve_environment()
+    assert env.get("VLLM_CPU_OMP_THREADS_BIND") == bind
+    assert env.get("OMP_NUM_THREADS") == threads
+
+
 def test_openmp_is_preloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "lib" / "libiomp5.so"
     library.parent.mkdir()
