@@ -25,12 +25,15 @@ def answer(
     budget: what a sink and a sliding window would be.
     """
     llm = OfflineEngine(target, speculative=speculative, **engine)
+    cycle = llm.session.cycle if "draft_context_policy" in (speculative or {}) else None
     if recent_only:
-        working_set = llm.session.cycle.working_set
+        assert cycle is not None, "only DiffSpec picks chunks"
+        working_set = cycle.working_set
         working_set.masses = _newest_first(working_set.geometry.chunk)
     results = []
     for prompts in batches:
         before = llm.counters()
+        retrievals = cycle.counters.retrievals if cycle else 0
         answers = llm.generate(prompts, tokens, logprobs=logprobs)
         counted = llm.counters() - before
         results.append(
@@ -42,6 +45,7 @@ def answer(
                 "counters": asdict(counted),
                 "acceptance_length": counted.acceptance_length,
                 "per_position": counted.per_position,
+                "retrievals": cycle.counters.retrievals - retrievals if cycle else None,
             }
         )
     return results

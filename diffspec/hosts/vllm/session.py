@@ -57,6 +57,7 @@ class DiffSpecSession:
         self._sampled: list[list[int]] = []
         self._drafted: list[int] | None = None
         self._kept: Tensor | None = None
+        self._taps_seen = 0
         self._lift_length_limit()
 
     @property
@@ -226,6 +227,9 @@ class DiffSpecSession:
     def _batch(
         self, token_ids: Tensor, features: Tensor, next_token_ids: Tensor, metadata: Any
     ) -> StepBatch:
+        if self.tap.calls == self._taps_seen:
+            raise HostError(f"{self._scored} ran without our tap: its last queries are unknown")
+        self._taps_seen = self.tap.calls
         b = metadata.num_reqs
         starts: IntArray = metadata.query_start_loc_cpu[: b + 1].numpy().astype(np.int64)
         n = int(starts[-1])
