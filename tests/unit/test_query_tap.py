@@ -65,6 +65,8 @@ def test_a_prefill_longer_than_the_buffer_keeps_the_last_rows_of_each() -> None:
     query = step(tap, [3, 20, 1, 2])
     for last in ([2, 22, 23, 25], [0, 22, 23, 24], [1, 20, 23, 25]):
         assert torch.equal(tap.rows(torch.tensor(last)), query[last])
+    query = step(tap, [1, 20])  # nothing lies before the first request
+    assert torch.equal(tap.rows(torch.tensor([0, 18])), query[[0, 18]])
     query = step(tap, [2, 1])
     assert torch.equal(tap.rows(torch.tensor([0, 2])), query[[0, 2]])
 
