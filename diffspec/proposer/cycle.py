@@ -60,7 +60,8 @@ class DraftingCycle:
             self.faults.record("drafting", error)
             self.slots.drop_all()
             return nothing
-        self.faults.clear_run()
+        if any(drafts):
+            self.faults.clear_run()
         return drafts
 
     def finished(self, request_id: str) -> None:
@@ -73,8 +74,13 @@ class DraftingCycle:
         """The rows at ``host_slots`` ``[n]`` were not ingested: never attend their pages."""
         self.faults.record("ingesting verified rows", error)
         self.slots.drop_all()
-        if self._canonical is not None:
-            self._canonical.mark_holes(host_slots)
+        try:
+            if self._canonical is not None:
+                self._canonical.mark_holes(host_slots)
+        except Exception as second:
+            # Nobody knows now which rows can be trusted.
+            self.faults.record("marking rows as lost", second)
+            self.faults.give_up("which draft rows can be trusted is not known any more")
 
     def _ingest(self, batch: StepBatch) -> Projection:
         assert self._canonical is not None, "bind() comes first"

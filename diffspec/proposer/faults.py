@@ -33,14 +33,17 @@ class FaultLog:
                 exc_info=error,
             )
         self._in_a_row += 1
-        if self._in_a_row >= PATIENCE and not self.gave_up:
+        if self._in_a_row >= PATIENCE:
+            self.give_up(f"{self._in_a_row} faulty steps in a row")
+
+    def give_up(self, reason: str) -> None:
+        """Draft no more in this process."""
+        if not self.gave_up:
             self.gave_up = True
             logger.error(
-                "DiffSpec: %d faulty steps in a row; this process drafts no more and serves as "
-                "target-only",
-                self._in_a_row,
+                "DiffSpec: %s; this process drafts no more and serves as target-only", reason
             )
 
     def clear_run(self) -> None:
-        """A step drafted without a fault."""
+        """A step drafted tokens without a fault."""
         self._in_a_row = 0

@@ -58,3 +58,12 @@ def test_another_exception_of_the_same_kind_is_logged_too(
         log.record("drafting", ValueError("three"))
     assert log.counts == {"drafting": 3}
     assert [r.exc_info[0] for r in caplog.records if r.exc_info] == [ValueError, KeyError]
+
+
+def test_giving_up_is_said_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    log = FaultLog()
+    log.give_up("the pages are gone")
+    log.give_up("again")
+    assert log.gave_up
+    assert [r.getMessage() for r in caplog.records if "the pages are gone" in r.getMessage()]
+    assert not [r for r in caplog.records if "again" in r.getMessage()]

@@ -99,5 +99,5 @@ class QueryTap:
         self._starts = attn_metadata.query_start_loc.long()
         ends = self._starts[1:]
         rows = torch.maximum(ends.unsqueeze(-1) + self._back, self._starts[:-1].unsqueeze(-1))
-        rows = rows.flatten()
+        rows = rows.flatten().clamp_(max=n - 1)  # starts padded for captured graphs point past it
         torch.index_select(query, 0, rows, out=self.buffer[: rows.shape[0]])
