@@ -35,7 +35,8 @@ class Oracle:
         self.held: dict[str, Held] = {}
         self.owners: dict[str, int] = {}
         self.holes: set[int] = set()
-        self.in_a_row = 0
+        if any(drafts):
+            self.in_a_row = 0
         self.gave_up = False
         self.counters = Counters()
         self._projected: dict[tuple[str, int], tuple[Array, Array, Array, Array]] = {}
@@ -75,7 +76,8 @@ class Oracle:
         assert self.host.policy.observed == observed
         for row, draft in zip(rows, drafts, strict=True):
             self._check_row(row, draft)
-        self.in_a_row = 0
+        if any(drafts):
+            self.in_a_row = 0
         assert core.counters == self.counters
 
     def _failed(self, drafts: Sequence[list[int]]) -> None:
