@@ -35,8 +35,7 @@ class Oracle:
         self.held: dict[str, Held] = {}
         self.owners: dict[str, int] = {}
         self.holes: set[int] = set()
-        if any(drafts):
-            self.in_a_row = 0
+        self.in_a_row = 0
         self.gave_up = False
         self.counters = Counters()
         self._projected: dict[tuple[str, int], tuple[Array, Array, Array, Array]] = {}
