@@ -166,7 +166,9 @@ def run_in_child(
         ChildError: the process failed.
     """
     child = subprocess.run(
-        [sys.executable, "-m", "diffspec.testbed.offline", function, json.dumps(arguments)],
+        [sys.executable, "-m", "diffspec.testbed.offline", function],
+        # Prompts outgrow a command line.
+        input=json.dumps(arguments),
         env=dict(env or environment()),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -179,11 +181,11 @@ def run_in_child(
     raise ChildError(f"{function}: exit status {child.returncode}\n" + "\n".join(lines[-40:]))
 
 
-def _main(function: str, arguments: str) -> None:
+def _main(function: str) -> None:
     import importlib
 
     module, _, name = function.partition(":")
-    result = getattr(importlib.import_module(module), name)(**json.loads(arguments))
+    result = getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
     print(_RESULT + json.dumps(result), flush=True)
     # The engine's libraries complain at length about an orderly exit.
     os._exit(0)
@@ -191,4 +193,4 @@ def _main(function: str, arguments: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
-    _main(*sys.argv[1:])
+    _main(sys.argv[1])
