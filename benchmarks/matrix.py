@@ -11,10 +11,10 @@ where the target itself is undecided: its logits for the two candidates then dif
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.arms import run_arm
 from benchmarks.record import write
+from diffspec.testbed.identity import compare
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
@@ -113,55 +114,27 @@ def text_cells(dtype: str, lengths: Sequence[int], tokens: int) -> list[dict[str
     arms = {"target-only": None, "stock EAGLE-3": stock, "DiffSpec, budget 512": ours}
     for arm, speculative in arms.items():
         console.log(f"SmolLM2-135M, {dtype}: {arm}")
-        results = run_arm(speculative=speculative, batches=batches, tokens=tokens, **engine)
+        # The target's own logits judge a difference.
+        logits = {} if speculative else {"logprobs": 20, "logprobs_mode": "raw_logits"}
+        results = run_arm(
+            speculative=speculative, batches=batches, tokens=tokens, **engine, **logits
+        )
         reference = reference or results
-        for i, (prompt, result) in enumerate(zip(names, results, strict=True)):
-            found = _first_differences(batches[i], reference[i]["tokens"], result["tokens"])
+        for prompt, result, base in zip(names, results, reference, strict=True):
+            tops = [[dict(at) for at in answer] for answer in base["logprobs"]]
+            compared = map(
+                compare, result["tokens"], base["tokens"], tops, [dtype] * len(result["tokens"])
+            )
+            found = [d for d in compared if d is not None]
             cells.append(
                 _cell(f"SmolLM2-135M, {dtype}", arm, prompt, result)
                 | {
-                    "identical": len(batches[i]) - len(found),
-                    "of": len(batches[i]),
-                    "differences": found,
+                    "identical": len(result["tokens"]) - len(found),
+                    "of": len(result["tokens"]),
+                    "differences": [asdict(d) | {"tie": d.tie} for d in found],
                 }
             )
-    _judge([d for cell in cells for d in cell["differences"]], dtype, engine)
     return cells
-
-
-def _first_differences(
-    prompts: Sequence[list[int]], ours: Sequence[list[int]], theirs: Sequence[list[int]]
-) -> list[dict[str, Any]]:
-    found = []
-    for index, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
-        at = next((i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), None)
-        if at is not None:
-            found.append(
-                {"request": index, "at": at, "candidates": [a[at], b[at]]}
-                | {"prefix": [*prompt, *a[:at]]}
-            )
-    return found
-
-
-def _judge(differences: list[dict[str, Any]], dtype: str, engine: dict[str, Any]) -> None:
-    """Add the target's own logit gap to each difference, and whether it excuses it."""
-    if not differences:
-        return
-    console.log(f"SmolLM2-135M, {dtype}: target logits at {len(differences)} first differences")
-    results = run_arm(
-        speculative=None,
-        batches=[[d.pop("prefix")] for d in differences],
-        tokens=1,
-        logprobs=20,
-        logprobs_mode="raw_logits",
-        **engine,
-    )
-    for difference, result in zip(differences, results, strict=True):
-        logits = {int(token): value for token, value in result["logprobs"][0][0]}
-        a, b = (logits.get(token, -math.inf) for token in difference["candidates"])
-        top = max(logits.values())
-        step = 2.0 ** (math.floor(math.log2(abs(top))) - 7) if dtype == "bfloat16" else 1e-4
-        difference |= {"gap": abs(a - b), "allowed": step, "tie": abs(a - b) <= step}
 
 
 def _cell(model: str, arm: str, prompt: str, result: dict[str, Any]) -> dict[str, Any]:

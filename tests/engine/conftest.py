@@ -13,6 +13,7 @@ from diffspec.testbed.offline import environment, run_in_child
 from diffspec.testbed.random_pair import RandomPair
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import RecallPrompt, make_recall_prompt
+from diffspec.testbed.smollm2 import smollm2_folder
 
 DEPTH = 5
 TOKENS = 64
@@ -84,6 +85,12 @@ def random_prompts() -> list[list[int]]:
     ]
 
 
+@pytest.fixture(scope="session")
+def smollm2_float32() -> Path:
+    """SmolLM2-135M-Instruct as a float32 folder."""
+    return smollm2_folder(dtype="float32")
+
+
 SAMPLES = 400
 
 
@@ -115,7 +122,7 @@ def target_only(
     firsts = sorted({first for first, _ in random_arms["diffspec"]["samples"]})
     greedy, after = scenario(
         "target_only",
-        pair=str(Path(random_pair.target).parent),
+        target=str(random_pair.target),
         batches=[random_prompts, [[*random_prompts[0], first] for first in firsts]],
         tokens=TOKENS,
         logprobs=20,

@@ -37,10 +37,10 @@ def _run(engine: OfflineEngine, prompts: Prompts, tokens: int, **more: Any) -> d
 
 
 def target_only(
-    pair: str, batches: Sequence[Prompts], tokens: int, logprobs: int | None = None, **engine: Any
+    target: str, batches: Sequence[Prompts], tokens: int, logprobs: int | None = None, **engine: Any
 ) -> list[list[dict[str, Any]]]:
     """Greedy answers of the target alone, batch by batch."""
-    llm = OfflineEngine(f"{pair}/target", **engine)
+    llm = OfflineEngine(target, **engine)
     return [
         [
             {"tokens": a.token_ids, "logprobs": [list(at.items()) for at in a.logprobs]}
@@ -212,4 +212,6 @@ def real_text(
     """DiffSpec on a real model."""
     speculative = {**_diffspec("", k, **keys), "model": draft}
     llm = OfflineEngine(target, speculative=speculative, **engine)
-    return _run(llm, prompts, tokens)
+    result = _run(llm, prompts, tokens)
+    result["retrievals"] = llm.session.cycle.counters.retrievals
+    return result

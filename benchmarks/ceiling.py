@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How close DiffSpec comes to a draft that is free and always right, in the same engine.
+
+    python -m benchmarks.ceiling [--lengths 16384] [--depths 3,5,7] [--repeats 5] [--out FILE]
+
+On the recall pair (8 target layers, float32) vLLM's own prompt lookup is always right and costs
+next to nothing: the ceiling of any proposer there. All arms stay up, runs alternate, the order
+turns from repeat to repeat, ratios are taken within a repeat and their median is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.live import LiveArm
+from benchmarks.record import write
+from diffspec.testbed.recall_pair import build_recall_pair
+from diffspec.testbed.recall_prompts import make_recall_prompt
+
+VOCAB, PAD_LAYERS = 1024, 6
+TARGET, LOOKUP = "target-only", "prompt lookup"
+STOCK, STOCK_2K, OURS = "stock EAGLE-3", "stock EAGLE-3, 2K draft", "DiffSpec"
+console = Console(stderr=True, width=110)
+
+
+def arms_for(depth: int, good: str, short: str) -> dict[str, dict[str, Any] | None]:
+    """Speculative configurations by arm; DiffSpec gets the draft built for 2K."""
+
+    def eagle(draft: str, **keys: Any) -> dict[str, Any]:
+        return {"method": "eagle3", "model": draft, "num_speculative_tokens": depth, **keys}
+
+    lookup = {"prompt_lookup_min": 4, "prompt_lookup_max": 5}
+    return {
+        TARGET: None,
+        LOOKUP: {"method": "ngram", "num_speculative_tokens": depth, **lookup},
+        STOCK: eagle(good),
+        STOCK_2K: eagle(short),
+        OURS: eagle(short, draft_context_policy="diffspec"),
+    }
+
+
+def measure(
+    length: int, depth: int, repeats: int, tokens: int, names: Sequence[str], folder: Path
+) -> dict[str, Any]:
+    """One cell: every repeat of every arm."""
+    pairs = {
+        limit: build_recall_pair(
+            folder / str(limit),
+            vocab=VOCAB,
+            pad_layers=PAD_LAYERS,
+            draft_max_position_embeddings=limit,
+        )
+        for limit in (40960, 2048)
+    }
+    configs = arms_for(depth, str(pairs[40960].draft), str(pairs[2048].draft))
+    live = []
+    for name in names:
+        console.log(f"{length} tokens, k={depth}: starting {name}")
+        live.append(
+            LiveArm(
+                name,
+                folder / "logs" / f"{length}-{depth}-{len(live)}.log",
+                target=str(pairs[40960].target),
+                speculative=configs[name],
+                dtype="float32",
+                max_model_len=length + tokens + 32,
+                max_num_seqs=2,
+                enable_prefix_caching=True,
+            )
+        )
+    prompt = make_recall_prompt(length, seed=depth, vocab=VOCAB)
+    truth = list(prompt.continuation_ids)[:tokens]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    fresh: dict[str, float] = {}
+    for arm in live:
+        # The first run reads the prompt; repeats find it in the prefix cache and only decode.
+        fresh[arm.name] = arm.run([list(prompt.prompt_ids)], tokens)["ttft_s"]
+    for repeat in range(repeats):
+        for arm in live[repeat % len(live) :] + live[: repeat % len(live)]:
+            result = arm.run([list(prompt.prompt_ids)], tokens)
+            result["identical"] = result.pop("tokens") == [truth]
+            runs[arm.name].append(result)
+            console.log(f"  {repeat + 1}/{repeats} {arm.name}: {result['decode_tok_s']:.1f} tok/s")
+    for arm in live:
+        arm.close()
+    return {"length": length, "depth": depth, "ttft_s": fresh, "runs": runs}
+
+
+def ratio(cell: dict[str, Any], over: str, under: str) -> float | None:
+    """Median of paired ratios of decode speed; None if an arm was not run."""
+    if over not in cell["runs"] or under not in cell["runs"]:
+        return None
+    pairs = zip(cell["runs"][over], cell["runs"][under], strict=True)
+    return statistics.median(a["decode_tok_s"] / b["decode_tok_s"] for a, b in pairs)
+
+
+def summary(cell: dict[str, Any]) -> dict[str, Any]:
+    """The figures a cell is judged by."""
+    splits = [run["split"] for run in cell["runs"].get(OURS, [])]
+    names = sorted({name for split in splits for name in split})
+    return {
+        "share_of_ceiling": ratio(cell, OURS, LOOKUP),
+        "over_target_only": ratio(cell, OURS, TARGET),
+        "ceiling_over_target_only": ratio(cell, LOOKUP, TARGET),
+        "over_stock": ratio(cell, OURS, STOCK),
+        "over_stock_2k_draft": ratio(cell, OURS, STOCK_2K),
+        "split_ms_per_step": {
+            name: round(statistics.median(split.get(name, 0.0) for split in splits), 3)
+            for name in names
+        },
+    }
+
+
+def _show(cells: Sequence[dict[str, Any]]) -> None:
+    table = Table("prompt", "k", "arm", "tok/s (median)", "identical", "AL", "TTFT s")
+    for cell in cells:
+        for name, runs in cell["runs"].items():
+            length = runs[0]["acceptance_length"]
+            table.add_row(
+                str(cell["length"]),
+                str(cell["depth"]),
+                name,
+                f"{statistics.median(run['decode_tok_s'] for run in runs):.1f}",
+                f"{sum(run['identical'] for run in runs)}/{len(runs)}",
+                "-" if length is None else f"{length:.2f}",
+                f"{cell['ttft_s'][name]:.2f}",
+            )
+    printer = Console(width=110)
+    printer.print(table)
+    for cell in cells:
+        printer.print(f"{cell['length']} tokens, k={cell['depth']}:", cell["summary"])
+
+
+def main() -> int:
+    """Measure every cell, print a table, write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("evidence/ceiling.json"))
+    parser.add_argument("--lengths", default="16384")
+    parser.add_argument("--depths", default="3,5,7")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--arms", default=",".join((TARGET, LOOKUP, OURS)), help="; all: 'all'")
+    options = parser.parse_args()
+    names = options.arms.split(",")
+    if options.arms == "all":
+        names = [TARGET, LOOKUP, STOCK, STOCK_2K, OURS]
+    cells = []
+    with tempfile.TemporaryDirectory() as name:
+        for length in map(int, options.lengths.split(",")):
+            for depth in map(int, options.depths.split(",")):
+                cell = measure(length, depth, options.repeats, options.tokens, names, Path(name))
+                cells.append(cell | {"summary": summary(cell)})
+    _show(cells)
+    write(options.out, {"what": "decode speed against a free draft", "cells": cells})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

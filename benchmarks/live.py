@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arms that stay up, one process each, so that their runs can alternate on the same two cores.
+
+An arm that is not asked for anything sleeps in a read; only one is ever asked at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffspec.testbed.offline import environment
+
+_MARK = "DIFFSPEC-LIVE "
+
+
+class LiveArm:
+    """One engine in a child process.
+
+    Args:
+        name: what tables call it.
+        log: file that gets the engine's output.
+        config: arguments of :class:`~diffspec.testbed.offline.OfflineEngine`.
+
+    Raises:
+        RuntimeError: the engine did not start; the message names the log.
+    """
+
+    def __init__(self, name: str, log: Path, **config: Any) -> None:
+        self.name, self._log = name, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._sink = log.open("w")
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.live"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._sink,
+            text=True,
+            env=environment(kv_gib=2),
+        )
+        self._ask(config)
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
+        """Answer ``prompts`` as one batch; see :func:`_answer` for the result."""
+        return self._ask({"prompts": [list(p) for p in prompts], "tokens": tokens})
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(timeout=60)
+        self._sink.close()
+
+    def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps(what) + "\n")
+        self._child.stdin.flush()
+        for line in self._child.stdout:
+            if line.startswith(_MARK):
+                result: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+                return result
+            self._sink.write(line)
+        raise RuntimeError(f"arm {self.name!r} ended; see {self._log}")
+
+
+def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """Greedy answers with times in seconds; ``split`` is per part of a DiffSpec step."""
+    before = engine.counters()
+    if clock:
+        clock.reset()
+    answers = engine.generate(prompts, tokens)
+    counted = engine.counters() - before
+    first = answers[0]
+    return {
+        "tokens": [a.token_ids for a in answers],
+        "ttft_s": first.ttft_s,
+        "decode_s": max(a.decode_s for a in answers),
+        "decode_tok_s": sum(a.decode_tok_s for a in answers),
+        "acceptance_length": counted.acceptance_length,
+        "per_position": counted.per_position,
+        "split": clock.read() if clock else {},
+    }
+
+
+def _serve() -> None:
+    from benchmarks.split import SplitClock
+    from diffspec.testbed.offline import OfflineEngine
+
+    def reply(what: Mapping[str, Any]) -> None:
+        print("\n" + _MARK + json.dumps(what), flush=True)
+
+    config = json.loads(sys.stdin.readline())
+    engine = OfflineEngine(**config)
+    ours = "draft_context_policy" in (config["speculative"] or {})
+    clock = SplitClock(engine.session) if ours else None
+    reply({"ready": True})
+    for line in sys.stdin:
+        reply(_answer(engine, clock, **json.loads(line)))
+
+
+if __name__ == "__main__":
+    _serve()
+    # The engine's libraries complain at length about an orderly exit.
+    os._exit(0)
