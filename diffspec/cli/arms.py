@@ -7,14 +7,16 @@ DiffSpec with the same draft and the DiffSpec keys added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffspec.cli.client import Client, Completion
 from diffspec.cli.progress import Reporter
-from diffspec.cli.serving import serve
+from diffspec.cli.serving import Server, launch
 
 TARGET_ONLY = "target-only"
 EAGLE3 = "stock EAGLE-3"
@@ -22,6 +24,8 @@ DIFFSPEC = "DiffSpec"
 WARM_UP_TOKENS = 8
 # The demo's requests come one at a time; a larger KV cache would only lengthen the start.
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+# Three servers hold about 7 GB together.
+MEMORY_TOGETHER = 12 << 30
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,12 @@ def run_arms(
     logs: Path,
     reporter: Reporter,
 ) -> list[Result]:
-    """Serve each arm in turn and send it the requests one by one, after a short warm-up.
+    """Serve the arms and send each in turn the requests one by one, after a short warm-up.
+
+    The servers start together where the machine has the memory; one request runs at any time.
 
     Args:
-        arms: the servers to start, one after the other.
+        arms: the servers to start.
         model: folder of the target.
         flags: ``vllm serve`` flags of every arm.
         requests: sent to every arm in this order.
@@ -82,33 +88,52 @@ def run_arms(
         reporter: is told what is going on.
 
     Raises:
-        ServerError: a server could not be started or died.
-        RequestError: a server refused a request.
+        ServerError: a server could not be started.
+        RequestError: a server refused a request or died.
     """
-    results = []
-    for arm in arms:
-        log = logs / f"{model.name}-{arm.label.replace(' ', '-').lower()}.log"
-        reporter.begin(f"{arm.label}: starting vLLM")
-        with (
-            serve(
-                model,
-                log=log,
-                args=flags,
-                speculative=arm.speculative,
-                env=ENVIRONMENT,
-            ) as server,
-            Client(server) as client,
-        ):
-            reporter.note(f"{arm.label}: serving after {server.start_s:.0f} s")
-            client.complete(requests[0].prompt[:64], WARM_UP_TOKENS)
-            for request in requests:
-                size = f"{len(request.prompt):,} prompt tokens".replace(",", " ")
-                reporter.begin(f"{arm.label}: {size}", total=request.max_tokens)
-                done = client.measure(request.prompt, request.max_tokens, on_tokens=reporter.tokens)
-                reporter.note(
-                    f"{arm.label}: {size}, first token {done.ttft_s:.1f} s, "
-                    f"then {done.decode_tok_s:.1f} tok/s"
+    results: list[Result] = []
+    together = _servers_at_once(len(arms))
+    for i in range(0, len(arms), together):
+        batch = arms[i : i + together]
+        names = ", ".join(arm.label for arm in batch)
+        reporter.begin(f"starting vLLM: {names}")
+        with ExitStack() as stack:
+            waits = []
+            for arm in batch:
+                log = logs / f"{model.name}-{arm.label.replace(' ', '-').lower()}.log"
+                server = launch(
+                    model, log=log, args=flags, speculative=arm.speculative, env=ENVIRONMENT
                 )
-                results.append(Result(arm.label, request, done))
-            reporter.begin(f"{arm.label}: stopping vLLM")
+                waits.append(stack.enter_context(server))
+            # No request before the last one is up: a start is work for a whole core.
+            servers = [wait() for wait in waits]
+            reporter.note(f"serving after {servers[-1].start_s:.0f} s: {names}")
+            for arm, up in zip(batch, servers, strict=True):
+                results += _measure(arm, up, requests, reporter)
+            reporter.begin(f"stopping vLLM: {names}")
     return results
+
+
+def _servers_at_once(wanted: int) -> int:
+    """``wanted`` on a machine with the memory, else 1.
+
+    Most of a start is one process after the other importing vLLM; idle, a server takes about one
+    per cent of a core.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return wanted if memory >= MEMORY_TOGETHER else 1
+
+
+def _measure(
+    arm: Arm, server: Server, requests: Sequence[Request], reporter: Reporter
+) -> Iterator[Result]:
+    with Client(server) as client:
+        client.complete(requests[0].prompt[:64], WARM_UP_TOKENS)
+        for request in requests:
+            what = f"{arm.label}: {len(request.prompt)} prompt tokens"
+            reporter.begin(what, total=request.max_tokens)
+            done = client.measure(request.prompt, request.max_tokens, on_tokens=reporter.tokens)
+            reporter.note(
+                f"{what}, first token {done.ttft_s:.1f} s, then {done.decode_tok_s:.1f} tok/s"
+            )
+            yield Result(arm.label, request, done)

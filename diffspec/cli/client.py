@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from diffspec.cli.serving import Server
+from diffspec.cli.serving import Server, log_tail
 
 # A long prompt's first token may take minutes on a CPU; a dead server closes the connection sooner.
 TIMEOUT = httpx.Timeout(10.0, read=900.0)
@@ -25,7 +26,7 @@ _PREFIX = "vllm:spec_decode_num_"
 
 
 class RequestError(RuntimeError):
-    """The server refused a request or reported an error while streaming its answer."""
+    """The server refused a request, reported an error in its answer, or stopped answering."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,11 @@ class Completion:
 class Client:
     """Requests to one :class:`~diffspec.cli.serving.Server`; use it in a ``with`` block.
 
-    Every method raises :class:`RequestError` for an answer that is an error, and lets
-    ``httpx.TransportError`` pass when there is none.
+    Every method raises :class:`RequestError`; where the server is gone, with its log's tail.
     """
 
     def __init__(self, server: Server) -> None:
-        self._name = server.name
+        self._server = server
         # trust_env off: a proxy of the environment has no business with the loopback interface.
         self._http = httpx.Client(base_url=server.url, timeout=TIMEOUT, trust_env=False)
 
@@ -125,7 +125,8 @@ class Client:
 
     def spec_counters(self) -> SpecCounters:
         """The server's counters since its start."""
-        answer = self._http.get("/metrics")
+        with self._answered():
+            answer = self._http.get("/metrics")
         _check(answer)
         return parse_spec_counters(answer.text)
 
@@ -143,7 +144,7 @@ class Client:
         fields. The server's counters are not read; see :meth:`measure`.
         """
         body = {
-            "model": self._name,
+            "model": self._server.name,
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
@@ -155,7 +156,10 @@ class Client:
         result = Completion()
         first = last = begin = time.perf_counter()
         first_count = 0
-        with self._http.stream("POST", "/v1/completions", json=body) as answer:
+        with (
+            self._answered(),
+            self._http.stream("POST", "/v1/completions", json=body) as answer,
+        ):
             if answer.is_error:
                 answer.read()
             _check(answer)
@@ -188,6 +192,16 @@ class Client:
         result = self.complete(prompt, max_tokens, on_tokens=on_tokens, **fields)
         result.counters = self.spec_counters() - before
         return result
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TransportError as error:
+            log = self._server.log
+            raise RequestError(
+                f"no answer from the server ({error}); last lines of {log}:\n{log_tail(log)}"
+            ) from error
 
 
 def _check(answer: httpx.Response) -> None:

@@ -52,6 +52,12 @@ def find_text(path: Path | None) -> tuple[str, str] | None:
     return None if path is None else (path.name, read_text(path))
 
 
+def native_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """``bfloat16`` where the CPU multiplies it in hardware, else ``float32``, faster without."""
+    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
+    return "bfloat16" if {"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags) else "float32"
+
+
 def keep_end(tokens: list[int], room: int) -> tuple[list[int], int]:
     """The last ``room`` tokens, and how many were dropped before them."""
     dropped = max(0, len(tokens) - room)
@@ -91,10 +97,11 @@ def text_section(
     prompt, dropped = keep_end(tokens, limit - generate - MARGIN)
     if dropped:
         reporter.note(f"{name}: {len(tokens)} tokens; using the last {len(prompt)} of them")
+    dtype = native_dtype()
     results = run_arms(
         three_arms(HEAD, DEPTH, KEYS),
         model,
-        engine_flags("bfloat16", len(prompt) + generate + MARGIN),
+        engine_flags(dtype, len(prompt) + generate + MARGIN),
         [Request(prompt, generate)],
         logs=out / "logs",
         reporter=reporter,
@@ -103,6 +110,7 @@ def text_section(
     return {
         "file": name,
         "dropped_tokens": dropped,
+        "dtype": dtype,
         "num_speculative_tokens": DEPTH,
         "diffspec_keys": KEYS,
         "continuation": said[DIFFSPEC],
@@ -117,10 +125,10 @@ def show(section: dict[str, Any], console: Console) -> None:
     if dropped := section["dropped_tokens"]:
         console.print(f"The text's first {dropped} tokens were left out: too long for this run.")
     depth = section["num_speculative_tokens"]
-    model = f"SmolLM2-135M-Instruct, k = {depth}, head trained on 512 tokens"
+    model = f"SmolLM2-135M-Instruct, {section['dtype']}, k = {depth}, head trained on 512 tokens"
     console.print(report.table(section["rows"], model))
     if any(row["first_difference"] is not None for row in section["rows"]):
         console.print(
-            "In bfloat16 two candidates can tie to the last bit; which one wins then depends on "
-            "how many rows a step verifies. After such a tie the answers are different texts."
+            f"In {section['dtype']} two candidates can be equally good up to rounding; which one "
+            "wins depends on how many rows a step verifies. From there on the texts differ."
         )

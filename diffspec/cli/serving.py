@@ -16,9 +16,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -147,37 +147,35 @@ def terminate_group(process: subprocess.Popen[bytes], timeout_s: float = TERMINA
     process.wait()
 
 
-def _died(process: subprocess.Popen[bytes], log: Path) -> ServerError:
-    return ServerError(
-        f"the server ended with exit code {process.returncode}; last lines of {log}:\n"
-        + log_tail(log)
-    )
+@dataclass
+class _Starting:
+    """A process that is expected to become a healthy server."""
 
+    process: subprocess.Popen[bytes]
+    url: str
+    name: str
+    log: Path
+    deadline_s: float
+    begin: float = field(default_factory=time.monotonic)
 
-def _wait_healthy(
-    process: subprocess.Popen[bytes],
-    url: str,
-    log: Path,
-    deadline_s: float,
-) -> float:
-    """Seconds until ``/health`` answered 200; see :func:`serve` for the errors."""
-    begin = time.monotonic()
-    while time.monotonic() - begin < deadline_s:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200:
-                return time.monotonic() - begin
-        # Waiting on the process is the polling interval, and it notices a death at once.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=POLL_S)
-            raise _died(process, log)
-    raise ServerError(
-        f"the server was not healthy after {deadline_s:.0f} s; last lines of {log}:\n"
-        + log_tail(log)
-    )
+    def wait(self) -> Server:
+        """Wait until ``/health`` answers 200; see :func:`launch_command` for the errors."""
+        while (elapsed := time.monotonic() - self.begin) < self.deadline_s:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success:
+                    return Server(self.url, self.name, self.process.pid, self.log, elapsed)
+            # Waiting on the process is the polling interval, and it notices a death at once.
+            with suppress(subprocess.TimeoutExpired):
+                status = self.process.wait(timeout=POLL_S)
+                raise self._error(f"ended with exit code {status}")
+        raise self._error(f"was not healthy after {self.deadline_s:.0f} s")
+
+    def _error(self, what: str) -> ServerError:
+        return ServerError(f"the server {what}; last lines of {self.log}:\n{log_tail(self.log)}")
 
 
 @contextmanager
-def run_server(
+def launch_command(
     command: Sequence[str],
     *,
     port: int,
@@ -185,17 +183,18 @@ def run_server(
     log: Path,
     env: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
-) -> Iterator[Server]:
-    """Run ``command`` until the block ends; it must answer ``GET /health`` on ``port``.
+) -> Iterator[Callable[[], Server]]:
+    """Start ``command``, end it with the block, and give a function that waits until it serves.
 
     Args:
-        command: what to start; its output goes to ``log`` (overwritten).
+        command: what to start; its output goes to ``log`` (overwritten). It must answer
+            ``GET /health`` on ``port``.
         env: the whole environment of the process (see :func:`serve_environment`).
-        deadline_s: seconds the server may take to become healthy.
+        deadline_s: seconds from the start within which the server must be healthy.
 
     Raises:
-        ServerError: the process died (also inside the block, when a request fails because of it),
-            missed the deadline, or could not be started. The message ends with the log's tail.
+        ServerError: from here if the command cannot be started, from the function if the process
+            died or missed the deadline. The message ends with the log's tail.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as sink:
@@ -211,17 +210,34 @@ def run_server(
         except OSError as error:
             raise ServerError(f"cannot start {command[0]}: {error}") from error
     try:
-        url = f"http://{HOST}:{port}"
-        start_s = _wait_healthy(process, url, log, deadline_s)
-        try:
-            yield Server(url=url, name=name, pid=process.pid, log=log, start_s=start_s)
-        except httpx.TransportError as error:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=TERMINATE_S)
-                raise _died(process, log) from error
-            raise ServerError(f"a request failed: {error}; the server's log is {log}") from error
+        yield _Starting(process, f"http://{HOST}:{port}", name, log, deadline_s).wait
     finally:
         terminate_group(process)
+
+
+@contextmanager
+def launch(
+    model: str | Path,
+    *,
+    log: Path,
+    name: str = "model",
+    args: Sequence[str] = (),
+    speculative: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = 300.0,
+) -> Iterator[Callable[[], Server]]:
+    """Start vLLM on a free loopback port; :func:`serve_command` and :func:`launch_command` in one.
+
+    ``env`` adds to :func:`serve_environment`. The function it gives waits until the server is
+    healthy, so that several can start at once. Both raise :class:`ServerError`.
+    """
+    port = free_port()
+    command = serve_command(model, port=port, name=name, args=args, speculative=speculative)
+    environment = serve_environment(env)
+    with launch_command(
+        command, port=port, name=name, log=log, env=environment, deadline_s=deadline_s
+    ) as wait:
+        yield wait
 
 
 @contextmanager
@@ -235,18 +251,14 @@ def serve(
     env: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
 ) -> Iterator[Server]:
-    """``vllm serve`` on a free loopback port; :func:`serve_command` and :func:`run_server` in one.
-
-    ``env`` adds to :func:`serve_environment`. Raises :class:`ServerError`.
-    """
-    port = free_port()
-    command = serve_command(model, port=port, name=name, args=args, speculative=speculative)
-    with run_server(
-        command,
-        port=port,
-        name=name,
+    """:func:`launch`, waited for: the block runs with a healthy server."""
+    with launch(
+        model,
         log=log,
-        env=serve_environment(env),
+        name=name,
+        args=args,
+        speculative=speculative,
+        env=env,
         deadline_s=deadline_s,
-    ) as server:
-        yield server
+    ) as wait:
+        yield wait()

@@ -104,6 +104,7 @@ def test_the_continuation_is_shown_with_what_was_left_out(results: list[Result])
     section = {
         "file": "play.txt",
         "dropped_tokens": 17,
+        "dtype": "bfloat16",
         "num_speculative_tokens": 3,
         "continuation": " And then [exit] he left.",
         "rows": report.rows(short),
@@ -124,6 +125,24 @@ def test_diffspec_differs_from_stock_in_its_keys_alone() -> None:
         "draft_context_policy": "diffspec",
         "diffspec_token_budget": 512,
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("flags : fpu avx512f avx512_bf16 amx_tile", "bfloat16"),
+        ("Features : fp asimd bf16", "bfloat16"),
+        ("flags : fpu avx2 avx512f", "float32"),
+        (None, "float32"),
+    ],
+)
+def test_bfloat16_is_used_where_the_cpu_has_it(
+    tmp_path: Path, flags: str | None, dtype: str
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor : 0\n{flags}\n")
+    assert realtext.native_dtype(cpuinfo) == dtype
 
 
 @given(st.lists(st.integers()), st.integers(0, 20))
