@@ -69,6 +69,13 @@ class KeyPages:
         flat = pages.index_select(1, self._permutation)
         return flat.view(-1, self.heads, self.head_dim, self.block_size)
 
+    def in_place(self, first: int, count: int) -> Tensor | None:
+        """Keys of the consecutive pages ``first`` … ``first + count - 1`` without a copy, shaped
+        as by :meth:`read`; None where the layout allows no view."""
+        if self._permutation is not None:
+            return None
+        return self._pages[first : first + count]
+
 
 def find_key_places(
     write: Callable[[Tensor, Tensor, Tensor, Tensor], None],

@@ -39,10 +39,22 @@ class LocalRope:
         """Rotate ``x`` ``[n, heads, head_dim]`` at ``positions`` ``[n]`` (int64)."""
         return self._apply(x, self.cos[positions], self.sin[positions])
 
-    def rotate_prefix(self, x: Tensor) -> Tensor:
-        """Rotate ``x`` ``[..., n, heads, head_dim]`` at positions 0…n-1."""
-        n = x.shape[-3]
-        return self._apply(x, self.cos[:n], self.sin[:n])
+    def rotate_prefix(self, x: Tensor, out: Tensor) -> None:
+        """Rotate ``x`` ``[r, n, heads, head_dim]`` at positions 0…n-1 into ``out``, which is
+        ``[r, heads, n, head_dim]``: four passes and no temporary for the usual (neox) style."""
+        n = x.shape[1]
+        x = x.transpose(1, 2)
+        cos, sin = self.cos[:n, 0], self.sin[:n, 0]
+        if not self.neox_style:
+            out.copy_(self._apply(x, cos, sin))
+            return
+        half = self.rotary_dim // 2
+        a, b = x[..., :half], x[..., half : self.rotary_dim]
+        first, second = out[..., :half], out[..., half : self.rotary_dim]
+        torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=second).addcmul_(a, sin)
+        if self.rotary_dim < x.shape[-1]:
+            out[..., self.rotary_dim :].copy_(x[..., self.rotary_dim :])
 
     def _apply(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from diffspec.compact_kv.rope import LocalRope
 
@@ -45,22 +46,29 @@ class WorkingCache:
     def clear(self, slots: Tensor) -> None:
         """Forget what earlier owners left in ``slots`` ``[r]`` (int64).
 
-        Masking makes stale K harmless whatever it holds, but zero weight times a V that is not
-        finite is not zero: without this, one request's overflow would outlive it.
+        A mask adds to scores and zeroes weights, and neither undoes a row that is not finite:
+        without this, one request's overflow would outlive it.
         """
+        self.k[slots] = 0
         self.v[slots] = 0
 
-    def rebuild(self, slots: Tensor, rows: Tensor) -> None:
+    def rebuild(self, slots: Tensor, rows: Tensor, dense: int) -> None:
         """Replace rows 0…n-1 of ``slots``.
 
         Args:
             slots: ``[r]`` int64.
+            dense: the first slot when ``slots`` are consecutive (written in place), else -1.
             rows: ``[r, n, 2, heads, head_dim]``, unrotated K and V in ascending position. Rows
                 past a request's own count must be finite; they are never attended.
         """
-        n = rows.shape[1]
-        k = self.rope.rotate_prefix(rows[:, :, 0]).transpose(1, 2)
+        r, n = rows.shape[:2]
         v = rows[:, :, 1].transpose(1, 2)
+        if dense >= 0:
+            self.rope.rotate_prefix(rows[:, :, 0], out=self.k[dense : dense + r, :, :n])
+            self.v[dense : dense + r, :, :n].copy_(v)
+            return
+        k = torch.empty_like(v, memory_format=torch.contiguous_format)
+        self.rope.rotate_prefix(rows[:, :, 0], out=k)
         self.k[:, :, :n].index_copy_(0, slots, k)
         self.v[:, :, :n].index_copy_(0, slots, v)
 
@@ -91,9 +99,10 @@ class WorkingCache:
             k, v = self.k[dense : dense + b, :, :longest], self.v[dense : dense + b, :, :longest]
         else:
             k, v = self.k[slots, :, :longest], self.v[slots, :, :longest]
-        grouped = q.reshape(b, heads, -1, q.shape[-1])
-        scores = torch.matmul(grouped, k.transpose(-1, -2)).float() * scale
+        mask = None
         if b > 1:
             number = torch.arange(longest, device=q.device)
-            scores.masked_fill_((number >= counts.unsqueeze(-1))[:, None, None, :], -torch.inf)
-        return torch.matmul(scores.softmax(-1).to(v.dtype), v).flatten(1)
+            mask = (number < counts.unsqueeze(-1))[:, None, None, :]
+        # The query heads of one KV head are its rows: no key is read twice.
+        grouped = q.reshape(b, heads, -1, q.shape[-1])
+        return scaled_dot_product_attention(grouped, k, v, mask, scale=scale).flatten(1)

@@ -17,7 +17,7 @@ from diffspec.proposer.batch import BoolArray, IntArray, StepBatch
 from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
-from diffspec.proposer.slots import NOTHING, SlotTable
+from diffspec.proposer.slots import NOTHING, SlotTable, first_if_consecutive
 from diffspec.proposer.working_set import WorkingSet
 
 
@@ -99,6 +99,7 @@ class DraftingCycle:
             self.policy.observe(slots[seen], batch.drafted[seen], batch.accepted[seen])
 
         members = np.flatnonzero(batch.drafting & (slots >= 0))
+        members = members[np.argsort(slots[members])]  # neighbouring slots are used in place
         depths = self.policy.depths(slots[members], batch.lengths[members])
         # The last position a token may take is max_model_len - 1; the next one is not drafted.
         room = self.geometry.max_model_len - 1 - batch.lengths[members]
@@ -111,8 +112,6 @@ class DraftingCycle:
         if not members.size:
             return drafts
 
-        order = np.argsort(slots[members])  # neighbouring slots are read in place
-        members, depths = members[order], depths[order]
         tokens = self._chain(batch, members, slots[members], projection, int(depths.max()))
         for index, row, depth in zip(members, tokens.tolist(), depths, strict=True):
             drafts[index] = row[:depth]
@@ -167,7 +166,7 @@ class DraftingCycle:
         slot = torch.from_numpy(slots).to(device)
         rows = self.slots.rows[slots]
         longest = int(rows.max())
-        dense = int(slots[0]) if int(slots[-1] - slots[0]) == len(slots) - 1 else -1
+        dense = first_if_consecutive(slots)
 
         counts = torch.from_numpy(rows).to(device)
         q, residual = projection.q[last], projection.residual[last]

@@ -14,6 +14,11 @@ from diffspec.proposer.batch import IntArray
 NOTHING = -1
 
 
+def first_if_consecutive(slots: IntArray) -> int:
+    """The first of ascending ``slots`` ``[b]`` if they follow one another, else -1."""
+    return int(slots[0]) if slots[-1] - slots[0] == len(slots) - 1 else -1
+
+
 class SlotTable:
     """Per-slot state as arrays on the host; requests without a slot get -1 and are not drafted.
 

@@ -14,6 +14,7 @@ from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.batch import IntArray, StepBatch
 from diffspec.proposer.head import Projection
+from diffspec.proposer.slots import first_if_consecutive
 from diffspec.retrieval.scoring import ChunkScorer
 from diffspec.retrieval.selection import SelectionPlan, select_chunks
 
@@ -108,7 +109,8 @@ class WorkingSet:
             )
         )
         k, v = new.k, new.v
-        if source.shape[0] != k.shape[0]:
+        # Members come in slot order; only all rows in batch order need no look-up.
+        if source.shape[0] != k.shape[0] or (np.diff(members) < 0).any():
             k, v = k[source], v[source]
         self.working.put(slot, position, k, v)
 
@@ -147,7 +149,11 @@ class WorkingSet:
         gathered = self._canonical.gather(
             (blocks * size + position % size).flatten(), self._gathered
         )
-        self.working.rebuild(slot, gathered.view(len(members), -1, *gathered.shape[1:]))
+        self.working.rebuild(
+            slot,
+            gathered.view(len(members), -1, *gathered.shape[1:]),
+            first_if_consecutive(slots),
+        )
         return rows
 
     def _choose(

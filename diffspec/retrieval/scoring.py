@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diffspec.compact_kv.pages import KeyPages
 
 #: Keys per pass over the pages. Bounds the workspace; large enough to drown the call overhead.
-TILE_TOKENS = 4096
+TILE_TOKENS = 8192
 
 
 class ChunkScorer:
@@ -103,8 +105,9 @@ class ChunkScorer:
         granules = chunks * self.chunk_size // self.granule
         lse = self._lse[:requests, :, :granules]
         self._fill(lse, query, block_table, lengths, longest)
-        per_chunk = lse.view(requests, self.query_heads, chunks, -1).logsumexp(-1)
-        mass: Tensor = per_chunk.softmax(-1).sum(1)
+        if self.granule < self.chunk_size:
+            lse = lse.view(requests, self.query_heads, chunks, -1).logsumexp(-1)
+        mass: Tensor = lse.softmax(-1).sum(1)
         if self._reduce is not None:
             self._reduce(mass)
         return mass / self._total_heads
@@ -112,28 +115,60 @@ class ChunkScorer:
     def _fill(
         self, lse: Tensor, query: Tensor, block_table: Tensor, lengths: Tensor, longest: int
     ) -> None:
-        pages, size = self._pages, self.block_size
-        assert pages is not None, "bind() comes first"
-        requests, granules = query.shape[0], lse.shape[-1]
-        grouped = (query.float() * self.scale).view(requests, 1, pages.heads, -1, pages.head_dim)
+        assert self._pages is not None, "bind() comes first"
+        size, requests, granules = self.block_size, query.shape[0], lse.shape[-1]
+        grouped = (query.float() * self.scale).view(
+            requests, 1, self._pages.heads, -1, self._pages.head_dim
+        )
         page_count = -(-longest // size)
         step = max(1, TILE_TOKENS // (size * requests))
         per_page = size // self.granule
+        # Only a host's own memory can be looked at without waiting for it.
+        numbers = None
+        if requests == 1 and block_table.device.type == "cpu":
+            numbers = block_table[0, :page_count].numpy()
         for first in range(0, page_count, step):
             last = min(first + step, page_count)
-            blocks = block_table[:, first:last].long()
-            keys = pages.read(blocks.flatten()).float()
-            keys = keys.view(requests, -1, *keys.shape[1:])
+            keys, backwards = self._keys(block_table[:, first:last], numbers, first, last)
             scores = torch.matmul(grouped, keys)  # [r, pages, kv_heads, group, size]
-            position = self._offsets + size * torch.arange(
-                first, last, device=lengths.device
-            ).unsqueeze(-1)
-            outside = position >= lengths[:, None, None]
-            scores.masked_fill_(outside[:, :, None, None, :], -torch.inf)
-            tile = scores.view(*scores.shape[:-1], per_page, -1).logsumexp(-1)
+            if backwards:
+                scores = scores.flip(1)
+            if requests > 1 or last * size > longest:
+                position = self._offsets + size * torch.arange(
+                    first, last, device=lengths.device
+                ).unsqueeze(-1)
+                outside = position >= lengths[:, None, None]
+                scores.masked_fill_(outside[:, :, None, None, :], -torch.inf)
+            tile = _log_sum_exp(scores.view(*scores.shape[:-1], per_page, -1))
             tile = tile.flatten(2, 3).permute(0, 2, 1, 3).flatten(2)  # [r, heads, granules]
             begin = first * per_page
             end = min(begin + tile.shape[-1], granules)
             lse[:, :, begin:end] = tile[:, :, : end - begin]
         # The last chunk may reach past the last page.
         lse[:, :, page_count * per_page :] = -torch.inf
+
+    def _keys(
+        self, blocks: Tensor, numbers: npt.NDArray[np.int32] | None, first: int, last: int
+    ) -> tuple[Tensor, bool]:
+        """Keys of a tile ``[r, pages, kv_heads, head_dim, size]``, and whether the pages come in
+        reverse order. One request's pages are mostly neighbours: rising where the cache was
+        empty, falling where another request had freed them; then nothing is copied."""
+        assert self._pages is not None
+        if numbers is not None:
+            run = numbers[first:last]
+            steps = np.diff(run)
+            for direction, lowest in ((1, run[0]), (-1, run[-1])):
+                if (steps == direction).all():
+                    keys = self._pages.in_place(int(lowest), last - first)
+                    if keys is not None:
+                        return keys.float().unsqueeze(0), direction < 0
+                    break
+        keys = self._pages.read(blocks.flatten().long()).float()
+        return keys.view(blocks.shape[0], -1, *keys.shape[1:]), False
+
+
+def _log_sum_exp(scores: Tensor) -> Tensor:
+    """``logsumexp`` over the last dimension in half as many passes; overwrites ``scores``."""
+    # A granule past the context is all -inf; a finite ceiling keeps it -inf instead of nan.
+    top = scores.amax(-1, keepdim=True).clamp_(min=-1e30)
+    return scores.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))

@@ -42,6 +42,7 @@ def make_scorer(pages: Tensor, block: int, heads: int, dim: int, **options: Any)
     chunk=st.sampled_from([1, 8, 16, 32, 64]),
     page=st.sampled_from([4, 16, 48, 64, 100]),
     tile=st.sampled_from([1, 64, 100, 4096]),
+    order=st.sampled_from(["shuffled", "rising", "falling"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**31),
 )
@@ -52,6 +53,7 @@ def test_masses(
     chunk: int,
     page: int,
     tile: int,
+    order: str,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
@@ -60,7 +62,10 @@ def test_masses(
     per_request = math.ceil(longest / page)
     count = per_request * len(lengths)
     pages = torch.full((count, page, kv_heads, 2 * dim), torch.nan, dtype=dtype)
-    table = torch.randperm(count, generator=generator).view(len(lengths), per_request).int()
+    numbers = torch.randperm(count, generator=generator)
+    if order != "shuffled":
+        numbers = numbers.sort(descending=order == "falling").values
+    table = numbers.view(len(lengths), per_request).int()
     query = 3 * torch.randn((len(lengths), kv_heads * group, dim), generator=generator)
     keys = []
     for length, blocks in zip(lengths, table, strict=True):

@@ -59,7 +59,7 @@ def test_rebuild_put_and_attend(
     both = torch.stack((k, v), dim=2)[:, : max(built)].clone()
     for row, n in enumerate(built):
         both[row, n:] = 7.0
-    cache.rebuild(slots, both)
+    cache.rebuild(slots, both, dense)
     for row, n in enumerate(counts):
         at = torch.arange(built[row], n)
         cache.put(slots[row].expand(len(at)), at, k[row, at], v[row, at])
@@ -80,10 +80,10 @@ def test_rebuild_put_and_attend(
 def test_rows_past_the_count_never_matter() -> None:
     cache, slots, counts = make(), torch.tensor([1, 3]), torch.tensor([5, 9])
     generator = torch.Generator().manual_seed(0)
-    cache.rebuild(slots, torch.randn((2, 12, 2, 2, DIM), generator=generator))
+    cache.rebuild(slots, torch.randn((2, 12, 2, 2, DIM), generator=generator), -1)
     q = torch.randn((2, 4, DIM), generator=generator)
     before = cache.attend(q, slots, counts, 9, 1.0, -1)
-    cache.k[1, :, 5:], cache.k[3, :, 9:] = torch.nan, torch.nan  # masked whatever they are
+    cache.k[1, :, 5:], cache.k[3, :, 9:] = 1e30, 1e30
     cache.v[1, :, 5:], cache.v[3, :, 9:] = 1e30, 1e30
     assert torch.equal(cache.attend(q, slots, counts, 9, 1.0, -1), before)
     assert torch.equal(cache.attend(q[:1], slots[:1], counts[:1], 5, 1.0, 1), before[:1])
@@ -91,9 +91,11 @@ def test_rows_past_the_count_never_matter() -> None:
 
 def test_clear_removes_what_a_mask_cannot() -> None:
     cache = make()
-    cache.v.fill_(torch.nan)
+    for part in (cache.k, cache.v):
+        part.fill_(torch.nan)
     cache.clear(torch.tensor([2, 4]))
-    assert [bool(v.isnan().any()) for v in cache.v] == [True, True, False, True, False, True]
+    for part in (cache.k, cache.v):
+        assert [bool(x.isnan().any()) for x in part] == [True, True, False, True, False, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
