@@ -20,6 +20,7 @@ from diffspec.cli import demo, realtext, report
 from diffspec.cli.arms import DIFFSPEC, EAGLE3, TARGET_ONLY, Request, Result, three_arms
 from diffspec.cli.client import Completion, SpecCounters
 from diffspec.cli.main import app
+from diffspec.cli.progress import Reporter
 
 TOKENS = [5, 6, 7, 8]
 
@@ -176,6 +177,18 @@ def test_a_text_that_cannot_be_used_is_refused_before_anything_runs(
     assert "Traceback" not in ran.output
     assert ran.stdout == ""
     assert not (out / "recall").exists()
+
+
+def test_without_the_repositorys_data_the_text_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realtext, "PASSAGES", tmp_path / "passages")
+    monkeypatch.setattr(realtext, "HEAD", tmp_path / "head")
+    assert realtext.find_text(None) is None
+    with Reporter(Console(file=io.StringIO())) as reporter:
+        section = realtext.text_section(("a.txt", "Once"), 8, 64, tmp_path / "out", reporter)
+    assert list(section) == ["skipped"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
