@@ -7,16 +7,14 @@ DiffSpec with the same draft and the DiffSpec keys added.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffspec.cli.client import Client, Completion
 from diffspec.cli.progress import Reporter
-from diffspec.cli.serving import Server, launch
+from diffspec.cli.serving import Server, serve
 
 TARGET_ONLY = "target-only"
 EAGLE3 = "stock EAGLE-3"
@@ -24,8 +22,6 @@ DIFFSPEC = "DiffSpec"
 WARM_UP_TOKENS = 8
 # The demo's requests come one at a time; a larger KV cache would only lengthen the start.
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-# Three servers hold about 7 GB together.
-MEMORY_TOGETHER = 12 << 30
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,7 @@ def run_arms(
     logs: Path,
     reporter: Reporter,
 ) -> list[Result]:
-    """Serve the arms and send each in turn the requests one by one, after a short warm-up.
-
-    The servers start together where the machine has the memory; one request runs at any time.
+    """Serve one arm after the other and send each the requests one by one, after a short warm-up.
 
     Args:
         arms: the servers to start.
@@ -92,36 +86,16 @@ def run_arms(
         RequestError: a server refused a request or died.
     """
     results: list[Result] = []
-    together = _servers_at_once(len(arms))
-    for i in range(0, len(arms), together):
-        batch = arms[i : i + together]
-        names = ", ".join(arm.label for arm in batch)
-        reporter.begin(f"starting vLLM: {names}")
-        with ExitStack() as stack:
-            waits = []
-            for arm in batch:
-                log = logs / f"{model.name}-{arm.label.replace(' ', '-').lower()}.log"
-                server = launch(
-                    model, log=log, args=flags, speculative=arm.speculative, env=ENVIRONMENT
-                )
-                waits.append(stack.enter_context(server))
-            # No request before the last one is up: a start is work for a whole core.
-            servers = [wait() for wait in waits]
-            reporter.note(f"serving after {servers[-1].start_s:.0f} s: {names}")
-            for arm, up in zip(batch, servers, strict=True):
-                results += _measure(arm, up, requests, reporter)
-            reporter.begin(f"stopping vLLM: {names}")
+    for arm in arms:
+        reporter.begin(f"{arm.label}: starting vLLM")
+        log = logs / f"{model.name}-{arm.label.replace(' ', '-').lower()}.log"
+        with serve(
+            model, log=log, args=flags, speculative=arm.speculative, env=ENVIRONMENT
+        ) as server:
+            reporter.note(f"{arm.label}: serving after {server.start_s:.0f} s")
+            results += _measure(arm, server, requests, reporter)
+            reporter.begin(f"{arm.label}: stopping vLLM")
     return results
-
-
-def _servers_at_once(wanted: int) -> int:
-    """``wanted`` on a machine with the memory, else 1.
-
-    Most of a start is one process after the other importing vLLM; idle, a server takes about one
-    per cent of a core.
-    """
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return wanted if memory >= MEMORY_TOGETHER else 1
 
 
 def _measure(

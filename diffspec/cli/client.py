@@ -19,6 +19,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from diffspec.cli.serving import Server, log_tail
+from diffspec.testbed.counters import SpecCounters
 
 # A long prompt's first token may take minutes on a CPU; a dead server closes the connection sooner.
 TIMEOUT = httpx.Timeout(10.0, read=900.0)
@@ -27,38 +28,6 @@ _PREFIX = "vllm:spec_decode_num_"
 
 class RequestError(RuntimeError):
     """The server refused a request, reported an error in its answer, or stopped answering."""
-
-
-@dataclass(frozen=True)
-class SpecCounters:
-    """vLLM's speculative decoding counters, summed over engines; all in tokens but ``drafts``.
-
-    ``accepted_at[i]`` counts drafts whose position i (from 0) was accepted.
-    """
-
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted: int = 0
-    accepted_at: tuple[int, ...] = ()
-
-    def __sub__(self, earlier: SpecCounters) -> SpecCounters:
-        before = earlier.accepted_at + (0,) * (len(self.accepted_at) - len(earlier.accepted_at))
-        return SpecCounters(
-            drafts=self.drafts - earlier.drafts,
-            draft_tokens=self.draft_tokens - earlier.draft_tokens,
-            accepted=self.accepted - earlier.accepted,
-            accepted_at=tuple(a - b for a, b in zip(self.accepted_at, before, strict=True)),
-        )
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """1 + accepted / drafts; ``None`` where nothing was drafted."""
-        return 1 + self.accepted / self.drafts if self.drafts else None
-
-    @property
-    def per_position(self) -> tuple[float, ...]:
-        """Unconditional acceptance of each position; empty where nothing was drafted."""
-        return tuple(n / self.drafts for n in self.accepted_at) if self.drafts else ()
 
 
 def parse_spec_counters(exposition: str) -> SpecCounters:

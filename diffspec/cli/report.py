@@ -9,19 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from diffspec.cli.arms import EAGLE3, TARGET_ONLY, Result
+from diffspec.testbed.identity import first_difference
 
 ILLUSTRATION = (
     "Illustration, not a benchmark: one run per cell, one request at a time through HTTP, "
     "on whatever else this machine was doing."
 )
-
-
-def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or ``None`` for equal sequences."""
-    for index, (token, expected) in enumerate(zip(tokens, reference, strict=False)):
-        if token != expected:
-            return index
-    return None if len(tokens) == len(reference) else min(len(tokens), len(reference))
 
 
 def rows(results: Iterable[Result]) -> list[dict[str, Any]]:

@@ -216,31 +216,6 @@ def launch_command(
 
 
 @contextmanager
-def launch(
-    model: str | Path,
-    *,
-    log: Path,
-    name: str = "model",
-    args: Sequence[str] = (),
-    speculative: Mapping[str, Any] | None = None,
-    env: Mapping[str, str] | None = None,
-    deadline_s: float = 300.0,
-) -> Iterator[Callable[[], Server]]:
-    """Start vLLM on a free loopback port; :func:`serve_command` and :func:`launch_command` in one.
-
-    ``env`` adds to :func:`serve_environment`. The function it gives waits until the server is
-    healthy, so that several can start at once. Both raise :class:`ServerError`.
-    """
-    port = free_port()
-    command = serve_command(model, port=port, name=name, args=args, speculative=speculative)
-    environment = serve_environment(env)
-    with launch_command(
-        command, port=port, name=name, log=log, env=environment, deadline_s=deadline_s
-    ) as wait:
-        yield wait
-
-
-@contextmanager
 def serve(
     model: str | Path,
     *,
@@ -251,14 +226,14 @@ def serve(
     env: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
 ) -> Iterator[Server]:
-    """:func:`launch`, waited for: the block runs with a healthy server."""
-    with launch(
-        model,
-        log=log,
-        name=name,
-        args=args,
-        speculative=speculative,
-        env=env,
-        deadline_s=deadline_s,
+    """vLLM on a free loopback port, healthy when the block begins and ended with it.
+
+    ``env`` adds to :func:`serve_environment`. Raises :class:`ServerError`.
+    """
+    port = free_port()
+    command = serve_command(model, port=port, name=name, args=args, speculative=speculative)
+    environment = serve_environment(env)
+    with launch_command(
+        command, port=port, name=name, log=log, env=environment, deadline_s=deadline_s
     ) as wait:
         yield wait()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from diffspec.cli.client import Client, RequestError, SpecCounters, parse_spec_counters
+from diffspec.cli.client import Client, RequestError, parse_spec_counters
 from diffspec.cli.serving import HOST, Server
+from diffspec.testbed.counters import SpecCounters
 
 BEFORE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from diffspec import __version__
 from diffspec.cli import demo, realtext, report
 from diffspec.cli.arms import DIFFSPEC, EAGLE3, TARGET_ONLY, Request, Result, three_arms
-from diffspec.cli.client import Completion, SpecCounters
+from diffspec.cli.client import Completion
 from diffspec.cli.main import app
 from diffspec.cli.progress import Reporter
+from diffspec.testbed.counters import SpecCounters
 
 TOKENS = [5, 6, 7, 8]
 
@@ -54,20 +55,6 @@ def test_rows_compare_each_answer_with_target_onlys(results: list[Result]) -> No
     assert [r["acceptance_length"] for r in rows] == [None, 2.5, 2.5, None, 1.0, 2.5]
     assert rows[1]["per_position_acceptance"] == [1.0, 0.5]
     assert json.loads(json.dumps(rows)) == rows
-
-
-@pytest.mark.parametrize(
-    ("tokens", "reference", "expected"),
-    [
-        ([1, 2], [1, 2], None),
-        ([], [], None),
-        ([1, 3], [1, 2], 1),
-        ([1], [1, 2], 1),
-        ([1, 2, 3], [1, 2], 2),
-    ],
-)
-def test_first_difference(tokens: list[int], reference: list[int], expected: int | None) -> None:
-    assert report.first_difference(tokens, reference) == expected
 
 
 def test_rejected_placeholders_are_explained_only_past_the_window(results: list[Result]) -> None:
