@@ -65,9 +65,15 @@ def keep_end(tokens: list[int], room: int) -> tuple[list[int], int]:
 
 
 def text_section(
-    text: tuple[str, str] | None, generate: int, limit: int, out: Path, reporter: Reporter
+    text: tuple[str, str] | None,
+    generate: int,
+    limit: int,
+    out: Path,
+    reporter: Reporter,
+    *,
+    with_target_only: bool,
 ) -> dict[str, Any]:
-    """Serve the text's continuation three ways and return the JSON section.
+    """Serve the text's continuation by stock EAGLE-3 and DiffSpec and return the JSON section.
 
     Args:
         text: name and content, from :func:`find_text`.
@@ -75,6 +81,7 @@ def text_section(
         limit: most tokens of prompt and continuation together.
         out: folder for models and logs.
         reporter: is told what is going on.
+        with_target_only: serve it by the target alone first.
 
     Returns:
         the section, or ``{"skipped": reason}`` where a part of the pair is not there.
@@ -99,7 +106,7 @@ def text_section(
         reporter.note(f"{name}: {len(tokens)} tokens; using the last {len(prompt)} of them")
     dtype = native_dtype()
     results = run_arms(
-        three_arms(HEAD, DEPTH, KEYS),
+        three_arms(HEAD, DEPTH, KEYS)[0 if with_target_only else 1 :],
         model,
         engine_flags(dtype, len(prompt) + generate + MARGIN),
         [Request(prompt, generate)],

@@ -51,7 +51,7 @@ def test_rows_compare_each_answer_with_target_onlys(results: list[Result]) -> No
         (n, arm) for n in (4, 40) for arm in (TARGET_ONLY, EAGLE3, DIFFSPEC)
     ]
     assert [r["first_difference"] for r in rows] == [None, None, 2, None, None, None]
-    assert [r["ratio_to_target_only"] for r in rows] == [1.0, 2.5, 2.25, 1.0, 0.8, 2.5]
+    assert [r["ratio"] for r in rows] == [1.0, 2.5, 2.25, 1.0, 0.8, 2.5]
     assert [r["acceptance_length"] for r in rows] == [None, 2.5, 2.5, None, 1.0, 2.5]
     assert rows[1]["per_position_acceptance"] == [1.0, 0.5]
     assert json.loads(json.dumps(rows)) == rows
@@ -173,7 +173,9 @@ def test_without_the_repositorys_data_the_text_is_skipped(
     monkeypatch.setattr(realtext, "HEAD", tmp_path / "head")
     assert realtext.find_text(None) is None
     with Reporter(Console(file=io.StringIO())) as reporter:
-        section = realtext.text_section(("a.txt", "Once"), 8, 64, tmp_path / "out", reporter)
+        section = realtext.text_section(
+            ("a.txt", "Once"), 8, 64, tmp_path / "out", reporter, with_target_only=True
+        )
     assert list(section) == ["skipped"]
     assert not (tmp_path / "out").exists()
 
