@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #   make test                       lint, types, all tests (CPU only)
 #   make demo [QUICK=1] [TEXT=FILE] [OUT=dir]
+#   make matrix                     identity and acceptance at full size, into evidence/
 #   make lint | setup | clean
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -10,10 +11,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup lint typecheck test demo clean
+.PHONY: help setup lint typecheck test demo matrix clean
 
 help:
-	@sed -n '2,4s/^#   //p' $(firstword $(MAKEFILE_LIST))
+	@sed -n '2,5s/^#   //p' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP)
 
@@ -40,6 +41,9 @@ test: lint typecheck
 
 demo: $(STAMP)
 	$(BIN)/diffspec demo $(if $(QUICK),--quick) $(if $(TEXT),--text '$(TEXT)') $(if $(OUT),--out '$(OUT)')
+
+matrix: $(STAMP)
+	$(BIN)/python -m benchmarks.matrix
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
