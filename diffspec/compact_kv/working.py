@@ -73,10 +73,15 @@ class WorkingCache:
         self.v[:, :, :n].index_copy_(0, slots, v)
 
     def put(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write rows one by one: unrotated ``k``, ``v`` ``[m, heads, head_dim]`` at local
+        """Write rows one by one: *rotated* ``k``, and ``v``, ``[m, heads, head_dim]`` at local
         ``positions`` ``[m]`` (int64) of ``slots`` ``[m]`` (int64)."""
-        self.k[slots, :, positions] = self.rope.rotate(k, positions)
+        self.k[slots, :, positions] = k
         self.v[slots, :, positions] = v
+
+    def put_one(self, slot: int, position: int, k: Tensor, v: Tensor) -> None:
+        """:meth:`put` for a single row ``[heads, head_dim]``, addressed from the host."""
+        self.k[slot, :, position] = k
+        self.v[slot, :, position] = v
 
     def attend(
         self, q: Tensor, slots: Tensor, counts: Tensor, longest: int, scale: float, dense: int

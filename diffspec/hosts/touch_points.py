@@ -326,4 +326,27 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "selected keys are rotated at local positions",
         attributes=_names("cos_sin_cache is_neox_style"),
     ),
+    TouchPoint(
+        "vllm.model_executor.layers.layernorm:RMSNorm",
+        "read",
+        "load",
+        "call the norm's kernel directly where the module is exactly this class",
+        "a one-row draft step costs mostly calls; other classes are called as they are",
+        attributes=_names("variance_epsilon variance_size_override has_weight weight"),
+    ),
+    TouchPoint(
+        "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
+        "read",
+        "load",
+        "call the product's kernel directly where weights are not quantised",
+        "a one-row draft step costs mostly calls; other classes are called as they are",
+    ),
+    TouchPoint(
+        "vllm.model_executor.models.llama:LlamaMLP",
+        "read",
+        "load",
+        "chain its two products and its activation directly",
+        "a one-row draft step costs mostly calls; other classes are called as they are",
+        attributes=_names("gate_up_proj down_proj act_fn"),
+    ),
 )

@@ -169,19 +169,23 @@ class DraftingCycle:
         dense = first_if_consecutive(slots)
 
         counts = torch.from_numpy(rows).to(device)
-        q, residual = projection.q[last], projection.residual[last]
+        heads, scale = head.parts.query_heads, head.parts.scale
+        # The newest committed row is its own first query; later queries sit on scratch rows.
+        q = working.rope.rotate(projection.qk[last, :heads], counts - 1)
+        residual = projection.residual[last]
         tokens = []
         for step in range(depth):
-            # The newest committed row is its own query; later queries sit on scratch rows.
-            turned = working.rope.rotate(q, counts - 1)
-            attention = working.attend(
-                turned, slot, counts, longest + step, head.parts.scale, dense
-            )
+            attention = working.attend(q, slot, counts, longest + step, scale, dense)
             hidden, feature = head.finish(attention, residual)
             tokens.append(head.best_tokens(hidden))
             if step + 1 < depth:
                 new = head.project(tokens[-1], feature)
-                working.put(slot, counts, new.k, new.v)
-                q, residual = new.q, new.residual
+                turned = working.rope.rotate(new.qk, counts)
+                q, k = turned[:, :heads], turned[:, heads:]
+                if len(slots) == 1:
+                    working.put_one(dense, longest + step, k[0], new.v[0])
+                else:
+                    working.put(slot, counts, k, new.v)
+                residual = new.residual
                 counts = counts + 1
         return torch.stack(tokens, dim=1)

@@ -59,10 +59,11 @@ class DraftParts:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Unrotated ``q`` ``[n, query_heads, head_dim]``, ``k``, ``v`` ``[n, kv_heads, head_dim]``
-    and the ``residual`` ``[n, hidden]`` of the same rows."""
+    """Unrotated Q and K heads, ``qk`` ``[n, query_heads + kv_heads, head_dim]``, so that one call
+    can rotate both; ``k`` and ``v`` ``[n, kv_heads, head_dim]``; the rows' ``residual``
+    ``[n, hidden]``."""
 
-    q: Tensor
+    qk: Tensor
     k: Tensor
     v: Tensor
     residual: Tensor
@@ -85,12 +86,12 @@ class DraftHead:
         normed, residual = p.norm_feature(features)
         qkv = p.qkv(torch.cat((p.norm_embed(p.embed(token_ids)), normed), dim=-1))
         heads = qkv.view(qkv.shape[0], -1, p.head_dim)
-        q, k, v = torch.split(heads, [p.query_heads, p.kv_heads, p.kv_heads], dim=1)
-        if p.norm_q is not None:
-            q = p.norm_q(q)
-        if p.norm_k is not None:
-            k = p.norm_k(k)
-        return Projection(q, k, v, residual)
+        both = p.query_heads + p.kv_heads
+        qk, v = heads[:, :both], heads[:, both:]
+        if p.norm_q is not None and p.norm_k is not None:
+            q, k = qk[:, : p.query_heads], qk[:, p.query_heads :]
+            qk = torch.cat((p.norm_q(q), p.norm_k(k)), dim=1)
+        return Projection(qk, qk[:, p.query_heads :], v, residual)
 
     def finish(self, attention: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Everything after attention.

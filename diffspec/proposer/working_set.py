@@ -112,7 +112,7 @@ class WorkingSet:
         # Members come in slot order; only all rows in batch order need no look-up.
         if source.shape[0] != k.shape[0] or (np.diff(members) < 0).any():
             k, v = k[source], v[source]
-        self.working.put(slot, position, k, v)
+        self.working.put(slot, position, self.working.rope.rotate(k, position), v)
 
     def clear(self, slots: IntArray) -> None:
         """Forget what ``slots`` ``[m]`` held: chunks of another request earn no loyalty."""

@@ -62,7 +62,7 @@ def test_rebuild_put_and_attend(
     cache.rebuild(slots, both, dense)
     for row, n in enumerate(counts):
         at = torch.arange(built[row], n)
-        cache.put(slots[row].expand(len(at)), at, k[row, at], v[row, at])
+        cache.put(slots[row].expand(len(at)), at, cache.rope.rotate(k[row, at], at), v[row, at])
     q = torch.randn((b, heads * group, DIM), generator=generator)
     out = cache.attend(q, slots, torch.tensor(counts), max(counts), DIM**-0.5, dense)
     assert out.shape == (b, heads * group * DIM)
@@ -111,3 +111,13 @@ def test_sizes(dtype: torch.dtype) -> None:
     size = WorkingCache.slot_bytes(budget=10, heads=2, head_dim=DIM, dtype=dtype)
     assert size == 2 * 10 * 2 * DIM * (4 if dtype == torch.float32 else 2)
     assert cache.nbytes == 3 * size
+
+
+def test_one_row_addressed_from_the_host() -> None:
+    one, other = make(), make()
+    k, v = torch.randn((2, 1, 2, DIM), generator=torch.Generator().manual_seed(0))
+    one.put_one(3, 7, k[0], v[0])
+    other.put(torch.tensor([3]), torch.tensor([7]), k, v)
+    assert torch.equal(one.k, other.k)
+    assert torch.equal(one.v, other.v)
+    assert one.k[3, :, 7].any()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from diffspec.compact_kv.rope import LocalRope
 from diffspec.hosts.surface import HostError
+from diffspec.hosts.vllm import lean
 from diffspec.proposer.head import DraftHead, DraftParts
 
 #: Largest difference tolerated between our composition and the module's own output, relative to
@@ -68,13 +70,13 @@ def build_parts(model: Any) -> DraftParts:
     return DraftParts(
         embed=model.model.embed_tokens,
         combine=model.combine_hidden_states,
-        norm_embed=layer.input_layernorm,
-        norm_feature=lambda x: layer._residual_norm(hidden_states=x),
-        qkv=lambda x: attention.qkv_proj(x)[0],
-        output=lambda x: attention.o_proj(x)[0],
-        norm_attention=layer.post_attention_layernorm,
-        mlp=layer.mlp,
-        norm_final=model.model.norm,
+        norm_embed=lean.norm(layer.input_layernorm),
+        norm_feature=_feature_norm(layer),
+        qkv=lean.linear(attention.qkv_proj),
+        output=lean.linear(attention.o_proj),
+        norm_attention=lean.norm_sum(layer.post_attention_layernorm),
+        mlp=lean.mlp(layer.mlp),
+        norm_final=lean.norm_sum(model.model.norm),
         logits=lambda x: model.logits_processor(model.lm_head, x),
         to_target=_target_ids(model),
         query_heads=attention.q_size // head_dim,
@@ -85,6 +87,17 @@ def build_parts(model: Any) -> DraftParts:
         norm_q=per_head(getattr(attention, "q_norm", None)),
         norm_k=per_head(getattr(attention, "k_norm", None)),
     )
+
+
+def _feature_norm(layer: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Normed feature and residual, in the order this draft was trained with."""
+    hidden_norm = lean.norm(layer.hidden_norm)
+    name = layer._residual_norm.__name__
+    if name == "_norm_after_residual":
+        return lambda x: (hidden_norm(x), x)
+    if name == "_norm_before_residual":
+        return lambda x: (normed := hidden_norm(x), normed)
+    return lambda x: layer._residual_norm(hidden_states=x)
 
 
 def _target_ids(model: Any) -> Tensor | None:
