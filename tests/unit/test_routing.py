@@ -4,103 +4,27 @@
 from __future__ import annotations
 
 import copy
-import json
-import logging
 import pickle
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diffspec import plugin
 from diffspec.hosts.surface import HostError
 from diffspec.hosts.unsupported import refusals
 from diffspec.hosts.vllm import facts as facts_module
 from diffspec.hosts.vllm import routing
-from diffspec.hosts.vllm.facts import WORKERS, draft_facts, vspec_marker, worker_facts
+from diffspec.hosts.vllm.facts import WORKERS, draft_facts, worker_facts
 from diffspec.hosts.vllm.report import MOST_LINES, start_up_lines
 from diffspec.keys import KEYS, split_keys
 from diffspec.settings import ConfigError, DiffSpecSettings
 from diffspec.testbed.random_pair import RandomPair
+from tests.unit.conftest import ON, Launch
 
 pytest.importorskip("vllm")
 
-Launch = Callable[..., Any]
-ON = {"draft_context_policy": "diffspec"}
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VLLM_USE_V2_MODEL_RUNNER", "DIFFSPEC_DISABLE", "VLLMHUST_EXT_ENABLED_BUNDLES"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    plugin.register()
-
-
-@pytest.fixture
-def engine_args(random_pair: RandomPair) -> Launch:
-    """Builds EngineArgs for the random pair: ``spec`` goes over a working speculative config."""
-
-    def build(spec: dict[str, Any] | None = None, **flags: Any) -> Any:
-        from vllm.engine.arg_utils import EngineArgs
-
-        base = {"method": "eagle3", "model": str(random_pair.draft), "num_speculative_tokens": 3}
-        flags = {"enforce_eager": True, "max_model_len": 4096, "dtype": "float32"} | flags
-        return EngineArgs(
-            model=str(random_pair.target), speculative_config=base | (spec or {}), **flags
-        )
-
-    return build
-
-
-@pytest.fixture
-def launch(engine_args: Launch) -> Launch:
-    """Builds the whole VllmConfig, as a server would before it starts anything."""
-    return lambda spec=None, **flags: engine_args(spec, **flags).create_engine_config()
-
-
-@pytest.fixture
-def refused(launch: Launch) -> Callable[..., str]:
-    """The text a launch is refused with."""
-
-    def text(spec: dict[str, Any] | None = None, **flags: Any) -> str:
-        with pytest.raises(ConfigError) as caught:
-            launch(ON | (spec or {}), **flags)
-        return str(caught.value)
-
-    return text
-
-
-@pytest.fixture
-def altered_draft(random_pair: RandomPair, tmp_path: Path) -> Callable[..., str]:
-    """A copy of the random pair's draft with some entries of its config.json changed."""
-
-    def build(**changes: Any) -> str:
-        folder = tmp_path / f"draft-{len(list(tmp_path.iterdir()))}"
-        shutil.copytree(random_pair.draft, folder)
-        config = json.loads((folder / "config.json").read_text())
-        config.update(changes)
-        kept = {key: value for key, value in config.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(kept))
-        return str(folder)
-
-    return build
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    """Lines DiffSpec writes to vLLM's log."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("vllm.diffspec")
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
+pytestmark = pytest.mark.usefixtures("launch_environment")
 
 
 def test_a_launch_without_our_keys_is_stock(engine_args: Launch, log: list[str]) -> None:
@@ -259,157 +183,6 @@ def test_a_budget_above_the_trained_window(
     assert "Set diffspec_chunk_size to 32" in refused({"model": shorter})
     fits = launch(ON | {"model": shorter, "diffspec_chunk_size": 32})
     assert fits.speculative_config.diffspec["token_budget"] == 288
-
-
-FLAGS: list[tuple[dict[str, Any], str]] = [
-    ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
-    ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
-    ({"data_parallel_size": 2}, "--data-parallel-size 2"),
-    ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 2"),
-    (
-        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
-        "--decode-context-parallel-size 2",
-    ),
-    ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
-    ({"enable_lora": True}, "--enable-lora"),
-    ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
-    ({"async_scheduling": True}, "--async-scheduling"),
-    ({"worker_cls": "some.other.Worker"}, "--worker-cls some.other.Worker: DiffSpec needs"),
-    ({"kv_offloading_size": 1.0}, "KV connector of --kv-offloading-size"),
-]
-SPEC: list[tuple[dict[str, Any], str]] = [
-    ({"method": "eagle"}, 'method = "eagle"'),
-    ({"method": "draft_model"}, 'method = "draft_model"'),
-    ({"num_speculative_tokens_per_batch_size": [[1, 4, 2]]}, "per_batch_size = [[1, 4, 2]]"),
-    ({"draft_sample_method": "probabilistic"}, 'draft_sample_method = "probabilistic"'),
-    ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab = true"),
-    ({"parallel_drafting": True}, "parallel_drafting = true"),
-    ({"parallel-drafting": True}, "parallel_drafting = true"),
-    ({"disable_padded_drafter_batch": False}, "disable_padded_drafter_batch = false"),
-    ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size = 2"),
-    ({"kv_cache_dtype": "fp8"}, 'kv_cache_dtype = "fp8"'),
-    ({"model": "/no/such/draft"}, 'model = "/no/such/draft": no such folder'),
-    ({"model": "./draft"}, 'model = "./draft": no such folder'),
-    ({"model": "~/draft"}, "~ is not expanded inside JSON"),
-    ({"diffspec_verification_mode": "tree"}, "use auto or linear"),
-    ({"diffspec_long_context_depth": 4}, "at most num_speculative_tokens (3)"),
-]
-DRAFTS: list[tuple[dict[str, Any], str]] = [
-    ({"num_hidden_layers": 2}, "num_hidden_layers = 2"),
-    ({"hidden_size": 64}, "width 64"),
-    ({"target_hidden_size": 256}, "width 256"),
-    ({"vocab_size": 1024}, "vocab_size = 1024 but the target 512"),
-    ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads = 3"),
-    ({"layer_types": ["sliding_attention"], "sliding_window": 64}, "sliding_window = 64"),
-    (
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-        'rope_type = "dynamic"',
-    ),
-    (
-        {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6]}},
-        "M-RoPE (mrope_section)",
-    ),
-]
-
-
-@pytest.mark.parametrize(("flags", "part"), FLAGS, ids=lambda v: v if isinstance(v, str) else "")
-def test_unsupported_flags(refused: Callable[..., str], flags: dict[str, Any], part: str) -> None:
-    assert part in refused(**flags)
-
-
-@pytest.mark.parametrize(("spec", "part"), SPEC, ids=lambda v: v if isinstance(v, str) else "")
-def test_unsupported_speculative_keys(
-    refused: Callable[..., str], spec: dict[str, Any], part: str
-) -> None:
-    text = refused(spec)
-    assert part in text
-    assert "(1 problem)" in text
-
-
-@pytest.mark.parametrize(("changes", "part"), DRAFTS, ids=lambda v: v if isinstance(v, str) else "")
-def test_drafts_that_do_not_fit(
-    refused: Callable[..., str],
-    altered_draft: Callable[..., str],
-    changes: dict[str, Any],
-    part: str,
-) -> None:
-    text = refused({"model": altered_draft(**changes)})
-    assert part in text
-    assert "(1 problem)" in text
-
-
-def test_a_draft_of_another_width_made_for_this_target_is_accepted(
-    launch: Launch, altered_draft: Callable[..., str]
-) -> None:
-    model = altered_draft(hidden_size=64, target_hidden_size=128)
-    assert launch(ON | {"model": model}).speculative_config.diffspec["policy"] == "diffspec"
-
-
-def test_a_folder_without_a_model_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert "the folder has no config.json" in refused({"model": str(tmp_path)})
-
-
-def test_environment_conflicts(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    monkeypatch.setenv("HUST_VSPEC_ENABLE", "1")
-    text = refused()
-    assert "VLLM_USE_V2_MODEL_RUNNER=1" in text
-    assert "vSpec is active (HUST_VSPEC_ENABLE=1)" in text
-
-
-def test_vspec_is_recognised_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Host:
-        def propose(self) -> None: ...
-
-    assert vspec_marker(Host) is None
-    monkeypatch.setenv("HUST_VSPEC_ENABLE", "0")
-    assert vspec_marker(Host) is None
-    monkeypatch.setattr(Host.propose, "__module__", "vllm_hust_vspec.patches")
-    assert vspec_marker(Host) == "Host.propose is patched"
-    monkeypatch.setenv("VLLMHUST_EXT_ENABLED_BUNDLES", "org.vllm-hust.vspec")
-    assert "org.vllm-hust.vspec" in str(vspec_marker(Host))
-
-
-def test_a_kv_connector_is_refused_by_name(refused: Callable[..., str]) -> None:
-    from vllm.config import KVTransferConfig
-
-    transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
-    assert "KV connector ExampleConnector" in refused(kv_transfer_config=transfer)
-
-
-def test_problems_of_all_kinds_come_in_one_message(refused: Callable[..., str]) -> None:
-    text = refused(
-        {
-            "diffspec_chunk_size": 48,
-            "diffspec_bugdet": 1,
-            "model": "/no/such/draft",
-            "draft_sample_method": "probabilistic",
-        },
-        pipeline_parallel_size=2,
-        enable_lora=True,
-    )
-    assert "(6 problems)" in text
-    for part in (
-        "diffspec_chunk_size = 48",
-        "did you mean diffspec_token_budget?",
-        "/no/such/draft",
-        "probabilistic",
-        "--pipeline-parallel-size 2",
-        "--enable-lora",
-    ):
-        assert part in text
-
-
-def test_draft_problems_come_in_one_message(
-    refused: Callable[..., str], altered_draft: Callable[..., str]
-) -> None:
-    model = altered_draft(num_hidden_layers=2, vocab_size=1024, max_position_embeddings=512)
-    text = refused({"model": model, "diffspec_token_budget": 1024})
-    assert "(3 problems)" in text
-    for part in ("num_hidden_layers = 2", "vocab_size = 1024", "trained window is 512"):
-        assert part in text
 
 
 def test_what_vllm_refuses_stays_vllms(launch: Launch) -> None:
