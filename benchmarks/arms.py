@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from diffspec.testbed.ablation import newest_first
 from diffspec.testbed.offline import OfflineEngine, environment, run_in_child
 
 
@@ -29,7 +30,7 @@ def answer(
     if recent_only:
         assert cycle is not None, "only DiffSpec picks chunks"
         working_set = cycle.working_set
-        working_set.masses = _newest_first(working_set.geometry.chunk)
+        working_set.masses = newest_first(working_set.geometry.chunk)
     results = []
     for prompts in batches:
         before = llm.counters()
@@ -57,13 +58,3 @@ def run_arm(**arguments: Any) -> list[dict[str, Any]]:
         "benchmarks.arms:answer", arguments, env=environment(kv_gib=4)
     )
     return result
-
-
-def _newest_first(chunk: int) -> Any:
-    import torch
-
-    def masses(query: Any, table: Any, lengths: torch.Tensor, longest: int) -> torch.Tensor:
-        count = -(-longest // chunk)
-        return torch.arange(1, count + 1, dtype=torch.float32).expand(len(lengths), -1) / count
-
-    return masses

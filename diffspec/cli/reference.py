@@ -29,7 +29,9 @@ adjusted, and the log says so.
 
 _REFUSED = """## Refused at start
 
-Technically unsupported launches are refused before weights load, all problems in one message.
+Technically unsupported launches are refused, all problems of a stage in one message. Beside these
+rows the worker refuses, once the draft is loaded, a draft class without a part DiffSpec calls, one
+whose output differs from what its parts give, and page layouts it cannot read.
 """
 
 _TOUCHED = """## Touch points
@@ -53,7 +55,17 @@ def reference_markdown() -> str:
         ("key", "default", "allowed", "meaning"),
         ((f"`{k.key}`", f"`{json.dumps(k.default)}`", k.allowed, k.meaning) for k in KEYS),
     )
-    refused = _table(("id", "what"), ((f"`{row.id}`", row.condition) for row in UNSUPPORTED))
+    refused = _table(
+        ("id", "what", "judged"),
+        (
+            (
+                f"`{row.id}`",
+                row.condition,
+                "before weights load" if row.where == "config" else "when the models are loaded",
+            )
+            for row in UNSUPPORTED
+        ),
+    )
     lines = ", ".join(f"{major}.{minor}.x" for major, minor in SUPPORTED)
     hosts = f"Accepted vLLM releases: {lines}. Tested: {', '.join(TESTED)}, CPU build.\n"
     touched = _table(

@@ -22,7 +22,8 @@ class TouchPoint:
     the class must have. ``kind``: *wrapped* (calls through), *replaced* (module attribute set),
     *overridden* (in a subclass of ours), *bound* (set on one instance), *called*, *read*.
     ``stage`` is the first moment at which it is needed and checked. ``platform`` restricts the row
-    to one device type; ``hosts`` are the vLLM release lines it was written for.
+    to one device type. Release lines are bound in :mod:`diffspec.hosts.surface`; the one replaced
+    function also in :data:`diffspec.hosts.vllm.sampling_fix.AFFECTED`.
     """
 
     target: str
@@ -33,7 +34,6 @@ class TouchPoint:
     parameters: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     platform: str = "any"
-    hosts: tuple[str, ...] = ("0.28",)
 
     @property
     def module(self) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-#: Where a row is judged first: before weights load, in the worker, or once the draft is loaded.
-Where = Literal["config", "worker", "load"]
+#: Where a row is judged first: before weights load (and once more in the worker, on what the host
+#: made of the flags), or when the models are there.
+Where = Literal["config", "load"]
 
 _PLAIN_ROPE = ("default", "llama3", "linear", "yarn")
-_PLAIN_KV = ("auto", "bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class LaunchFacts:
     method: str | None = None
     per_batch_depths: object = None
     draft_sample_method: str | None = None
+    rejection_sample_method: str | None = None
     heterogeneous_vocab: bool | None = None
     parallel_drafting: bool | None = None
     padded_batches: bool | None = None
@@ -39,6 +40,7 @@ class LaunchFacts:
     data_parallel_size: int | None = None
     prefill_context_parallel_size: int | None = None
     decode_context_parallel_size: int | None = None
+    model_dtype: str | None = None
     kv_cache_dtype: str | None = None
     draft_kv_cache_dtype: str | None = None
     kv_connector: str | None = None
@@ -82,6 +84,10 @@ def _differ(left: object, right: object) -> bool:
     return left is not None and right is not None and left != right
 
 
+def _other_type(dtype: str | None, f: LaunchFacts) -> bool:
+    return dtype not in (None, "auto") and dtype != f.model_dtype
+
+
 def _heads_do_not_divide(f: LaunchFacts) -> bool:
     heads, kv_heads, size = f.draft_heads, f.draft_kv_heads, f.draft_head_size
     if heads is not None and kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
@@ -121,6 +127,14 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         'draft probabilities; set "greedy" or remove it',
         "config",
         lambda f: _differ(f.draft_sample_method, "greedy"),
+    ),
+    Unsupported(
+        "rejection_sampling",
+        "a rejection sampler other than the standard one",
+        'rejection_sample_method = "{f.rejection_sample_method}": its output is not the target\'s, '
+        "or not tested to be; remove it",
+        "config",
+        lambda f: f.rejection_sample_method not in (None, "standard"),
     ),
     Unsupported(
         "heterogeneous_vocabulary",
@@ -214,19 +228,19 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     ),
     Unsupported(
         "quantised_kv",
-        "a quantised KV cache",
-        "--kv-cache-dtype {f.kv_cache_dtype}: quantised keys cannot be scored or rotated; "
-        "use auto or bfloat16",
+        "a KV cache of another type than the model (quantised or not)",
+        "--kv-cache-dtype {f.kv_cache_dtype}: keys are scored and rotated as the model computes "
+        "them; use auto",
         "config",
-        lambda f: f.kv_cache_dtype is not None and f.kv_cache_dtype not in _PLAIN_KV,
+        lambda f: _other_type(f.kv_cache_dtype, f),
     ),
     Unsupported(
         "quantised_draft_kv",
-        "a quantised KV cache of the draft",
-        'kv_cache_dtype = "{f.draft_kv_cache_dtype}": the draft\'s keys are stored unrotated and '
-        "unquantised; remove it",
+        "a KV cache of the draft of another type than the model",
+        'kv_cache_dtype = "{f.draft_kv_cache_dtype}": the draft\'s keys are stored unrotated in '
+        "the model's own type; remove it",
         "config",
-        lambda f: f.draft_kv_cache_dtype is not None and f.draft_kv_cache_dtype not in _PLAIN_KV,
+        lambda f: _other_type(f.draft_kv_cache_dtype, f),
     ),
     Unsupported(
         "kv_connector",

@@ -7,6 +7,8 @@ its drafts, and the verified output does not depend on drafts.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
 from diffspec.proposer.slots import NOTHING, SlotTable, first_if_consecutive
 from diffspec.proposer.working_set import WorkingSet
+
+logger = logging.getLogger("vllm.diffspec")
 
 
 class DraftingCycle:
@@ -60,8 +64,7 @@ class DraftingCycle:
             self.faults.record("drafting", error)
             self.slots.drop_all()
             return nothing
-        if any(drafts):
-            self.faults.clear_run()
+        self.faults.clear_run()
         return drafts
 
     def finished(self, request_id: str) -> None:
@@ -93,7 +96,15 @@ class DraftingCycle:
         self, batch: StepBatch, projection: Projection, drafts: list[list[int]]
     ) -> list[list[int]]:
         slots = self.slots.of(batch.request_ids, batch.drafting)
-        self.counters.no_slot += int(np.count_nonzero(batch.drafting & (slots < 0)))
+        if without := int(np.count_nonzero(batch.drafting & (slots < 0))):
+            if not self.counters.no_slot:
+                logger.warning(
+                    "DiffSpec: all %d drafting slots are taken; %d requests go on without drafts "
+                    "(said once)",
+                    self.slots.count,
+                    without,
+                )
+            self.counters.no_slot += without
         seen = np.flatnonzero((batch.drafted > 0) & (slots >= 0))
         if seen.size:
             self.policy.observe(slots[seen], batch.drafted[seen], batch.accepted[seen])

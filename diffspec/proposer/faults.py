@@ -45,5 +45,5 @@ class FaultLog:
             )
 
     def clear_run(self) -> None:
-        """A step drafted tokens without a fault."""
+        """A step went without a fault."""
         self._in_a_row = 0

@@ -79,5 +79,5 @@ class SlotTable:
             self.end[slot] = NOTHING
 
     def drop_all(self) -> None:
-        """Every working cache is void (weights changed, sleep, fault)."""
+        """Every working cache is void (a fault left them in doubt)."""
         self.end.fill(NOTHING)

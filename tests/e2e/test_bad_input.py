@@ -46,6 +46,7 @@ def test_wrong_keys_and_flags_are_named_together(random_pair: RandomPair) -> Non
     code, output, message = serve(
         random_pair,
         {
+            "model": "/no/such/draft",
             "draft_context_policy": "diffspec",
             "diffspec_chunk_size": 48,
             "diffspec_bugdet": 1024,
@@ -57,16 +58,17 @@ def test_wrong_keys_and_flags_are_named_together(random_pair: RandomPair) -> Non
     )
     assert code != 0
     assert not any(line in output for line in LOADING)
-    assert "vllm-diffspec cannot start with this configuration (5 problems):" in message
+    assert "vllm-diffspec cannot start with this configuration (6 problems):" in message
     for part in (
         "diffspec_chunk_size = 48: must be a power of two from 16 to 512",
         "diffspec_bugdet = 1024: unknown key; did you mean diffspec_token_budget?",
         'draft_sample_method = "probabilistic"',
+        'model = "/no/such/draft": no such folder',
         "--async-scheduling",
     ):
         assert part in message
     # The last line a user sees is the last problem, not a consequence of it.
-    assert "  5. --pipeline-parallel-size 2" in message.rstrip().splitlines()[-1]
+    assert "  6. --pipeline-parallel-size 2" in message.rstrip().splitlines()[-1]
 
 
 def test_a_draft_for_another_target_is_named(
@@ -75,6 +77,7 @@ def test_a_draft_for_another_target_is_named(
     other = build_random_pair(
         tmp_path_factory.mktemp("other-pair"),
         draft_layers=2,
+        hidden=192,
         vocab=600,
         draft_max_position_embeddings=1000,
     )
@@ -88,10 +91,11 @@ def test_a_draft_for_another_target_is_named(
     )
     assert code != 0
     assert not any(line in output for line in LOADING)
-    assert "(3 problems)" in message
+    assert "(4 problems)" in message
     for part in (
         "num_hidden_layers = 2; use a one-layer EAGLE-3 draft",
         "vocab_size = 600 but the target 512",
+        "192",
         "must be at most 960: the draft's trained window is 1000",
     ):
         assert part in message

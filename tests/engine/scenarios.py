@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import psutil
-import torch
 
+from diffspec.testbed.ablation import newest_first
 from diffspec.testbed.offline import OfflineEngine
+from diffspec.testbed.recall_prompts import make_recall_prompt
 
 Prompts = Sequence[Sequence[int]]
 
@@ -111,37 +112,33 @@ def recall_small(
     result["tap_calls"] = llm.session.tap.calls
 
     masses = cycle.working_set.masses
-    cycle.working_set.masses = _newest_first
+    cycle.working_set.masses = newest_first(keys["diffspec_chunk_size"])
     result["recent_only"] = _run(llm, prompts, tokens)
     cycle.working_set.masses = masses
 
-    result["turnover"] = _turnover(llm, prompts, keys["diffspec_chunk_size"])
+    result["turnover"] = _turnover(llm)
     result["faults"] = _faults(llm, prompts, tokens)
     result["buffers_after"] = _buffers(llm)
     return result
 
 
-def _newest_first(query: Any, table: Any, lengths: torch.Tensor, longest: int) -> torch.Tensor:
-    """Masses that make selection pick the newest chunks: what a window of the budget would be."""
-    chunks = -(-longest // 16)
-    return torch.arange(1, chunks + 1, dtype=torch.float32).expand(len(lengths), -1) / chunks
-
-
-def _turnover(llm: OfflineEngine, prompts: Prompts, chunk: int) -> dict[str, Any]:
-    """50 short requests of many lengths, 10 at a time, with resident memory after 10 and 50."""
+def _turnover(llm: OfflineEngine) -> dict[str, Any]:
+    """50 short requests of many lengths, 10 at a time, with resident memory after each 10."""
     process, resident = psutil.Process(), []
-    tokens = []
+    right = 0
     for start in range(0, 50, 10):
-        batch = [list(prompts[i % len(prompts)])[: 300 + 7 * i] for i in range(start, start + 10)]
-        tokens += _run(llm, batch, 8 + start % 7)["tokens"]
+        prompts = [make_recall_prompt(300 + 7 * i, seed=i) for i in range(start, start + 10)]
+        length = 8 + start % 7
+        tokens = _run(llm, [p.prompt_ids for p in prompts], length)["tokens"]
+        right += sum(
+            ours == list(p.continuation_ids)[:length]
+            for ours, p in zip(tokens, prompts, strict=True)
+        )
         gc.collect()
         resident.append(process.memory_info().rss)
-    llm.generate([prompts[0]], 1)  # the step in which the host reports who finished
-    return {
-        "resident": resident,
-        "answered": len(tokens),
-        "slots_held": len(llm.session.cycle.slots),
-    }
+    # The host reports who finished in the step after.
+    llm.generate([make_recall_prompt(300, seed=0).prompt_ids], 1)
+    return {"resident": resident, "right": right, "slots_held": len(llm.session.cycle.slots)}
 
 
 def _faults(llm: OfflineEngine, prompts: Prompts, tokens: int) -> dict[str, Any]:
@@ -185,6 +182,20 @@ def _faults(llm: OfflineEngine, prompts: Prompts, tokens: int) -> dict[str, Any]
 
 def _buffers(llm: OfflineEngine) -> dict[str, int]:
     return {**llm.session.cycle.working_set.nbytes, "tap": llm.session.tap.nbytes}
+
+
+def recall_plain(
+    pair: str, prompts: Prompts, tokens: int, k: int, keys: dict[str, Any], **engine: Any
+) -> dict[str, Any]:
+    """DiffSpec on a batch, with the page layout it found."""
+    llm = OfflineEngine(f"{pair}/target", speculative=_diffspec(pair, k, **keys), **engine)
+    scorer = llm.session.cycle.working_set.scorer
+    return {
+        **_run(llm, prompts, tokens),
+        "block_size": scorer.block_size,
+        "dtype": str(llm.session.cycle.working_set.working.k.dtype),
+        "faults": dict(llm.session.cycle.faults.counts),
+    }
 
 
 def preempted(

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import RecallPrompt
-from tests.engine.conftest import DEPTH, TOKENS
+from tests.engine.conftest import DEPTH, TOKENS, scenario
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +45,7 @@ def test_retrieval_and_tap_were_really_used(recall: Any) -> None:
 
 
 def test_nothing_grows_over_fifty_requests(recall: Any) -> None:
-    assert recall["turnover"]["answered"] == 50
+    assert recall["turnover"]["right"] == 50
     assert recall["turnover"]["slots_held"] <= 1  # the request whose step reported the others
     resident = recall["turnover"]["resident"]
     assert resident[-1] - resident[0] < 64 << 20
@@ -61,6 +63,27 @@ def test_faults_cost_drafts_and_nothing_else(recall: Any, truth: list[list[int]]
         assert min(faults[way]["per_position"]) >= 0.95, way
     assert faults["gave_up"]
     assert faults["broken"]["drafts"] == 0
+
+
+def test_bfloat16_and_small_pages(tmp_path: Path, recall_prompts: list[RecallPrompt]) -> None:
+    """Another type and pages smaller than a chunk: 16 tokens against 64."""
+    build_recall_pair(tmp_path, dtype="bfloat16", draft_max_position_embeddings=1024)
+    found = scenario(
+        "recall_plain",
+        pair=str(tmp_path),
+        prompts=[p.prompt_ids for p in recall_prompts],
+        tokens=TOKENS,
+        k=3,
+        keys={"diffspec_token_budget": 768, "diffspec_chunk_size": 64},
+        max_model_len=1600,
+        max_num_batched_tokens=256,
+        block_size=16,
+        dtype="bfloat16",
+    )
+    assert (found["block_size"], found["dtype"]) == (16, "torch.bfloat16")
+    assert found["tokens"] == [list(p.continuation_ids)[:TOKENS] for p in recall_prompts]
+    assert min(found["per_position"]) >= 0.95
+    assert found["faults"] == {}
 
 
 def test_preempted_requests_come_back_right(preempted: Any) -> None:

@@ -75,8 +75,7 @@ class Oracle:
         assert self.host.policy.observed == observed
         for row, draft in zip(rows, drafts, strict=True):
             self._check_row(row, draft)
-        if any(drafts):
-            self.in_a_row = 0
+        self.in_a_row = 0
         assert core.counters == self.counters
 
     def _failed(self, drafts: Sequence[list[int]]) -> None:

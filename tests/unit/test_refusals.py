@@ -27,6 +27,7 @@ FLAGS: list[tuple[dict[str, Any], str]] = [
         "--decode-context-parallel-size 2",
     ),
     ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
+    ({"kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16"),
     ({"enable_lora": True}, "--enable-lora"),
     ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
     ({"async_scheduling": True}, "--async-scheduling"),
@@ -38,6 +39,13 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ({"method": "draft_model"}, 'method = "draft_model"'),
     ({"num_speculative_tokens_per_batch_size": [[1, 4, 2]]}, "per_batch_size = [[1, 4, 2]]"),
     ({"draft_sample_method": "probabilistic"}, 'draft_sample_method = "probabilistic"'),
+    (
+        {
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_rates": [0.5, 0.4, 0.3],
+        },
+        'rejection_sample_method = "synthetic"',
+    ),
     ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab = true"),
     ({"parallel_drafting": True}, "parallel_drafting = true"),
     ({"parallel-drafting": True}, "parallel_drafting = true"),

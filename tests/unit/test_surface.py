@@ -153,6 +153,7 @@ TRIGGERS: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"method": "ngram"}, 'method = "ngram"'),
     "depth_per_batch_size": ({"per_batch_depths": [[1, 4, 2]]}, "[[1, 4, 2]]"),
     "probabilistic_drafts": ({"draft_sample_method": "probabilistic"}, '"probabilistic"'),
+    "rejection_sampling": ({"rejection_sample_method": "synthetic"}, '"synthetic"'),
     "heterogeneous_vocabulary": ({"heterogeneous_vocab": True}, "use_heterogeneous_vocab"),
     "parallel_drafting": ({"parallel_drafting": True}, "parallel_drafting = true"),
     "padded_batches": ({"padded_batches": True}, "disable_padded_drafter_batch = false"),

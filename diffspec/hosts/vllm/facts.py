@@ -49,6 +49,8 @@ def flag_facts(
         method=given.get("method") or engine_args.spec_method,
         per_batch_depths=given.get("num_speculative_tokens_per_batch_size"),
         draft_sample_method=given.get("draft_sample_method"),
+        rejection_sample_method=given.get("rejection_sample_method"),
+        model_dtype=_dtype(target),
         heterogeneous_vocab=given.get("use_heterogeneous_vocab") is True,
         parallel_drafting=given.get("parallel_drafting") is True,
         padded_batches=padding is False,
@@ -69,6 +71,8 @@ def draft_facts(config: Any) -> LaunchFacts:
         method=config.method,
         per_batch_depths=config.num_speculative_tokens_per_batch_size,
         draft_sample_method=config.draft_sample_method,
+        rejection_sample_method=config.rejection_sample_method,
+        model_dtype=_dtype(config.target_model_config),
         heterogeneous_vocab=config.use_heterogeneous_vocab,
         parallel_drafting=config.parallel_drafting,
         tensor_parallel_size=config.target_parallel_config.tensor_parallel_size,
@@ -100,6 +104,11 @@ def draft_facts(config: Any) -> LaunchFacts:
         draft_mrope=draft.uses_mrope,
         draft_rope_type=_rope_type(hf),
     )
+
+
+def _dtype(model: Any) -> str:
+    """The name by which ``--kv-cache-dtype`` would call the model's own type."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def worker_facts(vllm_config: Any) -> LaunchFacts:

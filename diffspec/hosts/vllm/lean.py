@@ -29,8 +29,7 @@ def linear(module: Any) -> Callable[[Tensor], Tensor]:
     )
     if not plain:
         return lambda x: module(x)[0]
-    weight = module.weight
-    return lambda x: gemm(x, weight, None)
+    return lambda x: gemm(x, module.weight, None)
 
 
 def _plain_norm(module: Any) -> bool:
@@ -50,11 +49,11 @@ def norm(module: Any) -> Callable[[Tensor], Tensor]:
     """``x`` → normed."""
     if not _plain_norm(module):
         return lambda x: module(x)
-    weight, epsilon = module.weight.data, module.variance_epsilon
+    epsilon = module.variance_epsilon
 
     def normed(x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        torch.ops._C.rms_norm(out, x, weight, epsilon)
+        torch.ops._C.rms_norm(out, x, module.weight, epsilon)
         return out
 
     return normed
@@ -64,10 +63,10 @@ def norm_sum(module: Any) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """(x, residual) → (normed sum, sum), both in place of the arguments."""
     if not _plain_norm(module):
         return lambda x, residual: module(x, residual)
-    weight, epsilon = module.weight.data, module.variance_epsilon
+    epsilon = module.variance_epsilon
 
     def normed(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        torch.ops._C.fused_add_rms_norm(x, residual, weight, epsilon)
+        torch.ops._C.fused_add_rms_norm(x, residual, module.weight, epsilon)
         return x, residual
 
     return normed

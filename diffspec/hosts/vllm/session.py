@@ -118,9 +118,18 @@ class DiffSpecSession:
                 device=drafter.device,
             )
         buffers = {**self.cycle.working_set.nbytes, "query tap": self._tap.nbytes}
+        slots = self.cycle.slots.count
+        if slots < max_num_seqs:
+            logger.warning(
+                "DiffSpec: memory for %d drafting slots, --max-num-seqs is %d: with more requests "
+                "at once the others go on without drafts; give the KV cache more memory, lower "
+                "diffspec_token_budget or lower --max-num-seqs",
+                slots,
+                max_num_seqs,
+            )
         logger.info(
             "DiffSpec: %d drafting slots; buffers %s, %.1f MiB in all; scoring by %s",
-            self.cycle.slots.count,
+            slots,
             ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in buffers.items()),
             sum(buffers.values()) / 2**20,
             name,
@@ -129,7 +138,10 @@ class DiffSpecSession:
     def dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         """Stand in for the host's warm-up of a draft pass we never take: project as many rows."""
         drafter, head = self.drafter, self.cycle.head
-        width = drafter.model.model.fc_input_size
+        # Absent where a draft takes the target's last hidden state as it is.
+        width = getattr(drafter.model.model, "fc_input_size", None) or (
+            drafter.vllm_config.model_config.get_hidden_size()
+        )
         features = torch.zeros((num_tokens, width), dtype=drafter.dtype, device=drafter.device)
         ids = torch.zeros(num_tokens, dtype=torch.int64, device=drafter.device)
         head.project(ids, head.parts.combine(features))
@@ -151,13 +163,15 @@ class DiffSpecSession:
                 heads=parts.kv_heads,
                 head_dim=parts.head_dim,
             )
+            if canonical.rows.dtype != drafter.vllm_config.model_config.dtype:
+                raise ValueError(f"draft pages hold {canonical.rows.dtype}, not the model's type")
+            self._draft_group = drafter.kv_cache_gid
+            self._target_group = group_of(kv_cache_config, self._scored)
+            block_size = self.runner.input_batch.block_table[self._target_group].block_size
+            pages = read_key_pages(layers[self._scored], block_size)
+            self.cycle.working_set.scorer.bind(pages)
         except ValueError as error:
             raise HostError(str(error)) from error
-        self._draft_group = drafter.kv_cache_gid
-        self._target_group = group_of(kv_cache_config, self._scored)
-        block_size = self.runner.input_batch.block_table[self._target_group].block_size
-        pages = read_key_pages(layers[self._scored], block_size)
-        self.cycle.working_set.scorer.bind(pages)
         self.cycle.bind(canonical)
         self._lift_length_limit()
         logger.info(

@@ -67,6 +67,6 @@ def read_key_pages(layer: Any, block_size: int) -> KeyPages:
             heads=layer.num_kv_heads,
             head_dim=layer.head_size,
         )
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise HostError(f"K pages of {type(layer.impl).__name__}: {error}") from error
     return KeyPages(kv_cache, places)

@@ -42,7 +42,7 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
             f"{type(runner).__name__} with {type(drafter).__name__}"
         )
     require_surface(("worker", "load"), platform=worker.device.type)
-    if problems := refusals(worker_facts(worker.vllm_config), ("config", "worker")):
+    if problems := refusals(worker_facts(worker.vllm_config), ("config",)):
         raise ConfigError(*problems)
     install(vllm.__version__, worker.device.type, rejection_sampler)
     payload = worker.vllm_config.speculative_config.diffspec
