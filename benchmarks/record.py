@@ -29,6 +29,15 @@ def _processor() -> str:
     return platform.processor()
 
 
+def _arguments() -> list[str]:
+    """The command line without where the record went: that is no part of what was measured."""
+    given = sys.argv[1:]
+    if "--out" in given:
+        at = given.index("--out")
+        del given[at : at + 2]
+    return given
+
+
 def provenance() -> dict[str, Any]:
     """Command, commit, versions and machine kind of this run."""
     versions = {}
@@ -39,7 +48,7 @@ def provenance() -> dict[str, Any]:
             continue
     return {
         "command": " ".join(
-            ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
+            ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *_arguments()]
         ),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "diffspec", "benchmarks")),
