@@ -9,6 +9,8 @@ from typing import Any
 
 import psutil
 
+from diffspec.hosts.surface import HostError
+from diffspec.hosts.vllm.session import DiffSpecSession
 from diffspec.testbed.ablation import newest_first
 from diffspec.testbed.offline import OfflineEngine
 from diffspec.testbed.recall_prompts import make_recall_prompt
@@ -119,7 +121,23 @@ def recall_small(
     result["turnover"] = _turnover(llm)
     result["faults"] = _faults(llm, prompts, tokens)
     result["buffers_after"] = _buffers(llm)
+    result["attached_twice"], result["left_behind"] = _attach_again_and_detach(llm)
     return result
+
+
+def _attach_again_and_detach(llm: OfflineEngine) -> tuple[str, list[str]]:
+    """What a second attach says, and which of our names stay on the host after detaching."""
+    session = llm.session
+    try:
+        DiffSpecSession(session.drafter, session.runner, session.settings, memory=1 << 30)
+        said = ""
+    except HostError as error:
+        said = str(error)
+    layer = session.tap.impl
+    session.detach()
+    host = [*vars(session.drafter), *vars(layer)]
+    ours = {"propose", "prepare_inputs", "prepare_next_token_ids_cpu", "load_model", "dummy_run"}
+    return said, [name for name in host if name in ours | {"forward"} or "diffspec" in name]
 
 
 def _turnover(llm: OfflineEngine) -> dict[str, Any]:

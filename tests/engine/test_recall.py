@@ -65,6 +65,11 @@ def test_faults_cost_drafts_and_nothing_else(recall: Any, truth: list[list[int]]
     assert faults["broken"]["drafts"] == 0
 
 
+def test_one_session_per_drafter_and_none_after_detaching(recall: Any) -> None:
+    assert "attached to this drafter already" in recall["attached_twice"]
+    assert recall["left_behind"] == []
+
+
 def test_bfloat16_and_small_pages(tmp_path: Path, recall_prompts: list[RecallPrompt]) -> None:
     """Another type and pages smaller than a chunk: 16 tokens against 64."""
     build_recall_pair(tmp_path, dtype="bfloat16", draft_max_position_embeddings=1024)
