@@ -16,9 +16,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,35 +147,25 @@ def terminate_group(process: subprocess.Popen[bytes], timeout_s: float = TERMINA
     process.wait()
 
 
-@dataclass
-class _Starting:
-    """A process that is expected to become a healthy server."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    name: str
-    log: Path
-    deadline_s: float
-    begin: float = field(default_factory=time.monotonic)
-
-    def wait(self) -> Server:
-        """Wait until ``/health`` answers 200; see :func:`launch_command` for the errors."""
-        while (elapsed := time.monotonic() - self.begin) < self.deadline_s:
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success:
-                    return Server(self.url, self.name, self.process.pid, self.log, elapsed)
-            # Waiting on the process is the polling interval, and it notices a death at once.
-            with suppress(subprocess.TimeoutExpired):
-                status = self.process.wait(timeout=POLL_S)
-                raise self._error(f"ended with exit code {status}")
-        raise self._error(f"was not healthy after {self.deadline_s:.0f} s")
-
-    def _error(self, what: str) -> ServerError:
-        return ServerError(f"the server {what}; last lines of {self.log}:\n{log_tail(self.log)}")
+def _wait_healthy(
+    process: subprocess.Popen[bytes], url: str, name: str, log: Path, deadline_s: float
+) -> Server:
+    """Wait until ``/health`` answers 200; see :func:`run_server` for the errors."""
+    begin = time.monotonic()
+    what = f"was not healthy after {deadline_s:.0f} s"
+    while (elapsed := time.monotonic() - begin) < deadline_s:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).is_success:
+                return Server(url, name, process.pid, log, elapsed)
+        # Waiting on the process is the polling interval, and it notices a death at once.
+        with suppress(subprocess.TimeoutExpired):
+            what = f"ended with exit code {process.wait(timeout=POLL_S)}"
+            break
+    raise ServerError(f"the server {what}; last lines of {log}:\n{log_tail(log)}")
 
 
 @contextmanager
-def launch_command(
+def run_server(
     command: Sequence[str],
     *,
     port: int,
@@ -183,8 +173,8 @@ def launch_command(
     log: Path,
     env: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
-) -> Iterator[Callable[[], Server]]:
-    """Start ``command``, end it with the block, and give a function that waits until it serves.
+) -> Iterator[Server]:
+    """Run ``command`` until the block ends; the block begins when it serves.
 
     Args:
         command: what to start; its output goes to ``log`` (overwritten). It must answer
@@ -193,8 +183,8 @@ def launch_command(
         deadline_s: seconds from the start within which the server must be healthy.
 
     Raises:
-        ServerError: from here if the command cannot be started, from the function if the process
-            died or missed the deadline. The message ends with the log's tail.
+        ServerError: the command cannot be started, died or missed the deadline. Of the last two
+            the message ends with the log's tail.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as sink:
@@ -210,7 +200,7 @@ def launch_command(
         except OSError as error:
             raise ServerError(f"cannot start {command[0]}: {error}") from error
     try:
-        yield _Starting(process, f"http://{HOST}:{port}", name, log, deadline_s).wait
+        yield _wait_healthy(process, f"http://{HOST}:{port}", name, log, deadline_s)
     finally:
         terminate_group(process)
 
@@ -233,7 +223,7 @@ def serve(
     port = free_port()
     command = serve_command(model, port=port, name=name, args=args, speculative=speculative)
     environment = serve_environment(env)
-    with launch_command(
+    with run_server(
         command, port=port, name=name, log=log, env=environment, deadline_s=deadline_s
-    ) as wait:
-        yield wait()
+    ) as server:
+        yield server

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +19,12 @@ from diffspec.cli.serving import (
     Server,
     ServerError,
     free_port,
-    launch_command,
+    run_server,
     serve_command,
     serve_environment,
 )
 
-Launched = AbstractContextManager[Callable[[], Server]]
+Launched = AbstractContextManager[Server]
 
 # Answers every GET, dies of /metrics; its child holds a lock on argv[2] and ignores SIGTERM.
 SERVER = """
@@ -51,7 +50,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def start(tmp_path: Path, *command: str, port: int = 0, deadline_s: float = 60.0) -> Launched:
-    return launch_command(
+    return run_server(
         command,
         port=port or free_port(),
         name="model",
@@ -76,9 +75,9 @@ def test_a_server_that_dies_is_reported_with_the_end_of_its_log(tmp_path: Path) 
     script = "print('\\n'.join(f'line {i}' for i in range(99))); raise SystemExit('no such model')"
     with (
         pytest.raises(ServerError) as caught,
-        start(tmp_path, sys.executable, "-uc", script) as wait,
+        start(tmp_path, sys.executable, "-uc", script),
     ):
-        wait()
+        pytest.fail("served")
     message = str(caught.value)
     assert "exit code 1" in message
     assert message.endswith("line 98\nno such model")
@@ -98,15 +97,14 @@ def test_a_missed_deadline_is_reported(tmp_path: Path) -> None:
     command = ("sh", "-c", "echo still loading; exec sleep 1000")
     with (
         pytest.raises(ServerError, match=r"not healthy after 1 s(.|\n)*still loading"),
-        start(tmp_path, *command, deadline_s=1.0) as wait,
+        start(tmp_path, *command, deadline_s=1.0),
     ):
-        wait()
+        pytest.fail("served")
 
 
 @pytest.mark.timeout(60)
 def test_the_whole_group_is_ended_with_the_block(tmp_path: Path) -> None:
-    with start_server(tmp_path) as wait:
-        server = wait()
+    with start_server(tmp_path) as server:
         assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
         with (tmp_path / "lock").open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,8 +116,7 @@ def test_the_whole_group_is_ended_with_the_block(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 def test_the_group_is_ended_when_the_block_raises(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with start_server(tmp_path) as wait:
-            wait()
+        with start_server(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -130,8 +127,8 @@ def test_the_group_is_ended_when_the_block_raises(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 def test_a_death_while_serving_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     with (
-        start_server(tmp_path) as wait,
-        Client(wait()) as client,
+        start_server(tmp_path) as server,
+        Client(server) as client,
         pytest.raises(RequestError, match=r"no answer(.|\n)*the engine is gone"),
     ):
         client.spec_counters()
