@@ -15,13 +15,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.live import LiveArm
+from benchmarks.live import LiveArm, alternate, paired_ratio
 from benchmarks.record import write
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
@@ -79,28 +80,20 @@ def measure(
         )
     prompt = make_recall_prompt(length, seed=depth, vocab=VOCAB)
     truth = list(prompt.continuation_ids)[:tokens]
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     fresh: dict[str, float] = {}
     for arm in live:
         # The first run reads the prompt; repeats find it in the prefix cache and only decode.
         fresh[arm.name] = arm.run([list(prompt.prompt_ids)], tokens)["ttft_s"]
-    for repeat in range(repeats):
-        for arm in live[repeat % len(live) :] + live[: repeat % len(live)]:
-            result = arm.run([list(prompt.prompt_ids)], tokens)
-            result["identical"] = result.pop("tokens") == [truth]
-            runs[arm.name].append(result)
-            console.log(f"  {repeat + 1}/{repeats} {arm.name}: {result['decode_tok_s']:.1f} tok/s")
+
+    def run(arm: LiveArm) -> dict[str, Any]:
+        result = arm.run([list(prompt.prompt_ids)], tokens)
+        result["identical"] = result.pop("tokens") == [truth]
+        return result
+
+    runs = alternate({arm.name: partial(run, arm) for arm in live}, repeats, console.log)
     for arm in live:
         arm.close()
     return {"length": length, "depth": depth, "ttft_s": fresh, "runs": runs}
-
-
-def ratio(cell: dict[str, Any], over: str, under: str) -> float | None:
-    """Median of paired ratios of decode speed; None if an arm was not run."""
-    if over not in cell["runs"] or under not in cell["runs"]:
-        return None
-    pairs = zip(cell["runs"][over], cell["runs"][under], strict=True)
-    return statistics.median(a["decode_tok_s"] / b["decode_tok_s"] for a, b in pairs)
 
 
 def summary(cell: dict[str, Any]) -> dict[str, Any]:
@@ -108,11 +101,11 @@ def summary(cell: dict[str, Any]) -> dict[str, Any]:
     splits = [run["split"] for run in cell["runs"].get(OURS, [])]
     names = sorted({name for split in splits for name in split})
     return {
-        "share_of_ceiling": ratio(cell, OURS, LOOKUP),
-        "over_target_only": ratio(cell, OURS, TARGET),
-        "ceiling_over_target_only": ratio(cell, LOOKUP, TARGET),
-        "over_stock": ratio(cell, OURS, STOCK),
-        "over_stock_2k_draft": ratio(cell, OURS, STOCK_2K),
+        "share_of_ceiling": paired_ratio(cell["runs"], OURS, LOOKUP),
+        "over_target_only": paired_ratio(cell["runs"], OURS, TARGET),
+        "ceiling_over_target_only": paired_ratio(cell["runs"], LOOKUP, TARGET),
+        "over_stock": paired_ratio(cell["runs"], OURS, STOCK),
+        "over_stock_2k_draft": paired_ratio(cell["runs"], OURS, STOCK_2K),
         "split_ms_per_step": {
             name: round(statistics.median(split.get(name, 0.0) for split in splits), 3)
             for name in names

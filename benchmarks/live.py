@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,16 @@ class LiveArm:
         )
         self._ask(config)
 
-    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
-        """Answer ``prompts`` as one batch; see :func:`_answer` for the result."""
-        return self._ask({"prompts": [list(p) for p in prompts], "tokens": tokens})
+    def run(
+        self, prompts: Sequence[Sequence[int]], tokens: int, *, recent_only: bool = False
+    ) -> dict[str, Any]:
+        """Answer ``prompts`` as one batch; see :func:`_answer` for the result.
+
+        ``recent_only`` makes DiffSpec pick the newest chunks instead of the heaviest, at the same
+        budget: what a sink and a sliding window would be.
+        """
+        given = {"prompts": [list(p) for p in prompts], "tokens": tokens}
+        return self._ask({**given, "recent_only": recent_only} if recent_only else given)
 
     def close(self) -> None:
         """End the process."""
@@ -69,6 +77,33 @@ class LiveArm:
         raise RuntimeError(f"arm {self.name!r} ended; see {self._log}")
 
 
+def alternate(
+    runs: Mapping[str, Callable[[], dict[str, Any]]],
+    repeats: int,
+    log: Callable[[str], None],
+) -> dict[str, list[dict[str, Any]]]:
+    """Run every arm once per repeat, the order turning by one each time; results by arm."""
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
+    names = list(runs)
+    for repeat in range(repeats):
+        at = repeat % len(names)
+        for name in names[at:] + names[:at]:
+            result = runs[name]()
+            results[name].append(result)
+            log(f"  {repeat + 1}/{repeats} {name}: {result['decode_tok_s']:.1f} tok/s")
+    return results
+
+
+def paired_ratio(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], over: str, under: str
+) -> float | None:
+    """Median over repeats of the ratio of decode speeds; None if an arm was not run."""
+    if over not in runs or under not in runs:
+        return None
+    pairs = zip(runs[over], runs[under], strict=True)
+    return statistics.median(a["decode_tok_s"] / b["decode_tok_s"] for a, b in pairs)
+
+
 def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
     """Greedy answers with times in seconds; ``split`` is per part of a DiffSpec step."""
     before = engine.counters()
@@ -82,6 +117,8 @@ def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> d
         "ttft_s": first.ttft_s,
         "decode_s": max(a.decode_s for a in answers),
         "decode_tok_s": sum(a.decode_tok_s for a in answers),
+        "drafts": counted.drafts,
+        "accepted": counted.accepted,
         "acceptance_length": counted.acceptance_length,
         "per_position": counted.per_position,
         "split": clock.read() if clock else {},
@@ -90,6 +127,7 @@ def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> d
 
 def _serve() -> None:
     from benchmarks.split import SplitClock
+    from diffspec.testbed.ablation import newest_first
     from diffspec.testbed.offline import OfflineEngine
 
     def reply(what: Mapping[str, Any]) -> None:
@@ -99,9 +137,17 @@ def _serve() -> None:
     engine = OfflineEngine(**config)
     ours = "draft_context_policy" in (config["speculative"] or {})
     clock = SplitClock(engine.session) if ours else None
+    working_set = engine.session.cycle.working_set if ours else None
+    by_mass = working_set.masses if working_set else None
     reply({"ready": True})
     for line in sys.stdin:
-        reply(_answer(engine, clock, **json.loads(line)))
+        asked = json.loads(line)
+        if asked.pop("recent_only", False):
+            assert working_set is not None, "only DiffSpec picks chunks"
+            working_set.masses = newest_first(working_set.geometry.chunk)
+        elif working_set is not None:
+            working_set.masses = by_mass
+        reply(_answer(engine, clock, **asked))
 
 
 if __name__ == "__main__":
