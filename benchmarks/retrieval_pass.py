@@ -75,6 +75,9 @@ def cell(shape: Shape, length: int, repeats: int, *, scattered: bool) -> dict[st
     scorer = ChunkScorer(
         block_size=BLOCK,
         query_heads=shape.query_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
         scale=shape.head_dim**-0.5,
         chunk_size=CHUNK,
         max_model_len=length,

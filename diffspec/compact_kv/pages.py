@@ -25,6 +25,7 @@ class KeyPages:
         block_size: tokens per page.
         heads: KV heads on this rank.
         head_dim: elements per head.
+        dtype: of the keys.
         layout: ``"strided"`` or ``"permuted"``, for logs.
     """
 
@@ -36,6 +37,7 @@ class KeyPages:
                 at which each key element lies (see :func:`find_key_places`).
         """
         self.block_size, self.heads, self.head_dim = places.shape
+        self.dtype = kv_cache.dtype
         base = int(places[0, 0, 0])
         token, head, dim = (
             int(places[tuple(int(i == axis) for i in range(3))]) - base
@@ -61,13 +63,18 @@ class KeyPages:
             self._pages = kv_cache.as_strided((blocks, page), (stride, 1), offset)
             self._permutation = places.permute(1, 2, 0).flatten().contiguous()
 
-    def read(self, blocks: Tensor) -> Tensor:
-        """Keys of ``blocks`` ``[n]`` (int64) as ``[n, heads, head_dim, block_size]``."""
-        pages = self._pages.index_select(0, blocks)
+    @property
+    def page_shape(self) -> tuple[int, int, int]:
+        """Shape of one page as read: ``(heads, head_dim, block_size)``."""
+        return self.heads, self.head_dim, self.block_size
+
+    def read(self, blocks: Tensor, out: Tensor | None = None) -> Tensor:
+        """Keys of ``blocks`` ``[n]`` (int64) as ``[n, heads, head_dim, block_size]``, written to
+        ``out`` of that shape and the pages' dtype where the layout allows it."""
         if self._permutation is None:
-            return pages
-        flat = pages.index_select(1, self._permutation)
-        return flat.view(-1, self.heads, self.head_dim, self.block_size)
+            return torch.index_select(self._pages, 0, blocks, out=out)
+        flat = self._pages.index_select(0, blocks).index_select(1, self._permutation)
+        return flat.view(-1, *self.page_shape)
 
     def in_place(self, first: int, count: int) -> Tensor | None:
         """Keys of the consecutive pages ``first`` … ``first + count - 1`` without a copy, shaped

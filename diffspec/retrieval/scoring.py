@@ -10,7 +10,7 @@ arXiv 2406.10774) are cheaper and were measured to miss the source chunk; the ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,11 @@ from torch import Tensor
 
 from diffspec.compact_kv.pages import KeyPages
 
-#: Keys per pass over the pages. Bounds the workspace; large enough to drown the call overhead.
+#: Keys per product where pages are read in place; large enough to drown the call overhead.
 TILE_TOKENS = 8192
+#: Bytes of float32 keys per product where they are copied first. Small enough to stay in a
+#: processor's cache between the copy and the product, which makes the pass cost one read.
+TILE_BYTES = 4 << 20
 
 
 class ChunkScorer:
@@ -35,6 +38,9 @@ class ChunkScorer:
     Args:
         block_size: tokens per page.
         query_heads: query heads on this rank; a multiple of the KV heads.
+        kv_heads: KV heads on this rank.
+        head_dim: elements per head.
+        dtype: of the pages.
         scale: factor on ``q · k`` (the layer's softmax scale).
         chunk_size: tokens per chunk.
         max_model_len: longest context, tokens.
@@ -49,6 +55,9 @@ class ChunkScorer:
         *,
         block_size: int,
         query_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
         scale: float,
         chunk_size: int,
         max_model_len: int,
@@ -67,25 +76,32 @@ class ChunkScorer:
         shape = (max_requests, query_heads, granules)
         self._lse = torch.zeros(shape, dtype=torch.float32, device=device)
         self._offsets = torch.arange(block_size, device=device)
+        page = (kv_heads, head_dim, block_size)
+        self._tile_pages = max(max_requests, TILE_BYTES // (4 * math.prod(page)))
+        tile = (self._tile_pages, *page)
+        self._raw = torch.zeros(tile, dtype=dtype, device=device)
+        same = dtype == torch.float32
+        self._tile = self._raw if same else torch.zeros(tile, dtype=torch.float32, device=device)
         self._pages: KeyPages | None = None
 
     def bind(self, pages: KeyPages) -> None:
         """Score these keys from now on.
 
         Raises:
-            ValueError: another page size than announced, or KV heads that do not divide ours.
+            ValueError: pages of another shape or type than announced.
         """
-        if pages.block_size != self.block_size or self.query_heads % pages.heads:
+        if pages.page_shape != self._tile.shape[1:] or pages.dtype != self._raw.dtype:
             raise ValueError(
-                f"pages of {pages.block_size} tokens and {pages.heads} heads do not fit a scorer "
-                f"for {self.block_size} tokens and {self.query_heads} query heads"
+                f"{pages.dtype} pages of (heads, head_dim, tokens) {pages.page_shape} do not fit a "
+                f"scorer for {self._raw.dtype} pages of {tuple(self._tile.shape[1:])}"
             )
         self._pages = pages
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers held for good."""
-        return self._lse.nbytes + self._offsets.nbytes
+        tiles = {id(tile): tile.nbytes for tile in (self._raw, self._tile)}
+        return self._lse.nbytes + self._offsets.nbytes + sum(tiles.values())
 
     def masses(self, query: Tensor, block_table: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Mass of each chunk.
@@ -121,15 +137,12 @@ class ChunkScorer:
             requests, 1, self._pages.heads, -1, self._pages.head_dim
         )
         page_count = -(-longest // size)
-        step = max(1, TILE_TOKENS // (size * requests))
         per_page = size // self.granule
         # Only a host's own memory can be looked at without waiting for it.
         numbers = None
         if requests == 1 and block_table.device.type == "cpu":
             numbers = block_table[0, :page_count].numpy()
-        for first in range(0, page_count, step):
-            last = min(first + step, page_count)
-            keys, backwards = self._keys(block_table[:, first:last], numbers, first, last)
+        for first, last, keys, backwards in self._tiles(block_table, numbers, page_count):
             scores = torch.matmul(grouped, keys)  # [r, pages, kv_heads, group, size]
             if backwards:
                 scores = scores.flip(1)
@@ -147,24 +160,43 @@ class ChunkScorer:
         # The last chunk may reach past the last page.
         lse[:, :, page_count * per_page :] = -torch.inf
 
-    def _keys(
-        self, blocks: Tensor, numbers: npt.NDArray[np.int32] | None, first: int, last: int
-    ) -> tuple[Tensor, bool]:
-        """Keys of a tile ``[r, pages, kv_heads, head_dim, size]``, and whether the pages come in
-        reverse order. One request's pages are mostly neighbours: rising where the cache was
-        empty, falling where another request had freed them; then nothing is copied."""
+    def _tiles(
+        self, block_table: Tensor, numbers: npt.NDArray[np.int32] | None, page_count: int
+    ) -> Iterator[tuple[int, int, Tensor, bool]]:
+        """First and last page of each tile, its float32 keys ``[r, pages, kv_heads, head_dim,
+        size]``, and whether they come in reverse order.
+
+        One request's pages are mostly neighbours: rising where the cache was empty, falling where
+        another request had freed them; then float32 pages are not copied at all.
+        """
         assert self._pages is not None
-        if numbers is not None:
-            run = numbers[first:last]
-            steps = np.diff(run)
-            for direction, lowest in ((1, run[0]), (-1, run[-1])):
-                if (steps == direction).all():
-                    keys = self._pages.in_place(int(lowest), last - first)
-                    if keys is not None:
-                        return keys.float().unsqueeze(0), direction < 0
-                    break
-        keys = self._pages.read(blocks.flatten().long()).float()
-        return keys.view(blocks.shape[0], -1, *keys.shape[1:]), False
+        requests = block_table.shape[0]
+        ready = self._raw is self._tile
+        wide = max(self._tile_pages, TILE_TOKENS // self.block_size)
+        first = 0
+        while first < page_count:
+            keys, backwards = None, False
+            if numbers is not None:
+                last = min(first + (wide if ready else self._tile_pages), page_count)
+                keys, backwards = self._in_place(numbers[first:last])
+            if keys is None:
+                last = min(first + self._tile_pages // requests, page_count)
+                blocks = block_table[:, first:last].flatten().long()
+                keys = self._pages.read(blocks, self._raw[: len(blocks)])
+            if not ready:
+                keys = self._tile[: len(keys)].copy_(keys)
+            yield first, last, keys.view(requests, -1, *keys.shape[1:]), backwards
+            first = last
+
+    def _in_place(self, run: npt.NDArray[np.int32]) -> tuple[Tensor | None, bool]:
+        """Keys of neighbouring pages without a copy, None if they are none; and whether the pages
+        come in reverse order."""
+        assert self._pages is not None
+        steps = np.diff(run)
+        for direction, lowest in ((1, run[0]), (-1, run[-1])):
+            if (steps == direction).all():
+                return self._pages.in_place(int(lowest), len(run)), direction < 0
+        return None, False
 
 
 def _log_sum_exp(scores: Tensor) -> Tensor:

@@ -147,7 +147,8 @@ class Host:
             rope=LocalRope(table, neox_style=True, dtype=torch.float32),
         )  # fmt: skip
         scorer = ChunkScorer(
-            block_size=page, query_heads=TARGET_HEADS, scale=TARGET_SCALE, chunk_size=shape.chunk,
+            block_size=page, query_heads=TARGET_HEADS, kv_heads=TARGET_KV, head_dim=TARGET_DIM,
+            dtype=torch.float32, scale=TARGET_SCALE, chunk_size=shape.chunk,
             max_model_len=shape.max_len, max_requests=min(8, shape.slots), device=CPU,
         )  # fmt: skip
         geometry = Geometry(

@@ -29,7 +29,8 @@ def row_major(block: int, heads: int, dim: int) -> Tensor:
 
 def make_scorer(pages: Tensor, block: int, heads: int, dim: int, **options: Any) -> ChunkScorer:
     defaults = {"scale": dim**-0.5, "max_requests": 4, "device": torch.device("cpu")}
-    scorer = ChunkScorer(block_size=block, **{**defaults, **options})
+    sizes = {"block_size": block, "kv_heads": heads, "head_dim": dim, "dtype": pages.dtype}
+    scorer = ChunkScorer(**{**sizes, **defaults, **options})
     scorer.bind(KeyPages(pages, row_major(block, heads, dim)))
     return scorer
 
@@ -75,6 +76,7 @@ def test_masses(
         keys.append(double(mine))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "TILE_TOKENS", tile)
+        patch.setattr(scoring, "TILE_BYTES", 4 * kv_heads * dim * tile)
         scorer = make_scorer(
             pages, page, kv_heads, dim, query_heads=kv_heads * group, chunk_size=chunk,
             max_model_len=300,
@@ -91,7 +93,10 @@ def test_masses(
         assert not masses[row, len(wanted) :].any()
 
 
-def test_one_key_in_128k_tokens_is_found_in_bounded_memory() -> None:
+def test_one_key_in_128k_tokens_is_found_in_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scoring, "TILE_BYTES", 1 << 18)  # these heads are few and small
     context, page, kv_heads, heads, dim, chunk = 131072, 64, 2, 8, 16, 64
     generator = torch.Generator().manual_seed(0)
     pages = torch.randn((context // page, page, kv_heads, 2 * dim), generator=generator)
@@ -113,7 +118,7 @@ def test_one_key_in_128k_tokens_is_found_in_bounded_memory() -> None:
     workspace = heads * context // min(page, chunk)
     assert seen.largest <= max(scoring.TILE_TOKENS * max(kv_heads * dim, heads), workspace)
     assert seen.largest < heads * context
-    assert scorer.nbytes < heads * context
+    assert scorer.nbytes < heads * context + scoring.TILE_BYTES
 
 
 def test_ranks_reduce_to_the_mass_of_all_heads() -> None:
@@ -142,12 +147,15 @@ def test_ranks_reduce_to_the_mass_of_all_heads() -> None:
     assert torch.allclose(masses, whole, atol=1e-6)
 
 
-@pytest.mark.parametrize(("block", "heads"), [(8, 2), (16, 3)])
-def test_pages_that_do_not_fit_are_refused(block: int, heads: int) -> None:
+@pytest.mark.parametrize(
+    ("block", "heads", "dtype"),
+    [(8, 2, torch.float32), (16, 3, torch.float32), (16, 2, torch.bfloat16)],
+)
+def test_pages_that_do_not_fit_are_refused(block: int, heads: int, dtype: torch.dtype) -> None:
     scorer = ChunkScorer(
-        block_size=16, query_heads=4, scale=1.0, chunk_size=8, max_model_len=64,
-        max_requests=1, device=torch.device("cpu"),
+        block_size=16, query_heads=4, kv_heads=2, head_dim=8, dtype=torch.float32, scale=1.0,
+        chunk_size=8, max_model_len=64, max_requests=1, device=torch.device("cpu"),
     )  # fmt: skip
-    pages = KeyPages(torch.zeros((2, block, heads, 16)), row_major(block, heads, 8))
+    pages = KeyPages(torch.zeros((2, block, heads, 16), dtype=dtype), row_major(block, heads, 8))
     with pytest.raises(ValueError, match="do not fit a scorer"):
         scorer.bind(pages)

@@ -65,6 +65,9 @@ def build_cycle(
     scorer = ChunkScorer(
         block_size=block_size,
         query_heads=scored_layer.num_heads,
+        kv_heads=scored_layer.num_kv_heads,
+        head_dim=scored_layer.head_size,
+        dtype=dtype,
         scale=scored_layer.impl.scale,
         chunk_size=settings.chunk_size,
         max_model_len=max_model_len,
