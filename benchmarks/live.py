@@ -74,7 +74,9 @@ class LiveArm:
                 result: dict[str, Any] = json.loads(line.removeprefix(_MARK))
                 return result
             self._sink.write(line)
-        raise RuntimeError(f"arm {self.name!r} ended; see {self._log}")
+        self._sink.flush()
+        end = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+        raise RuntimeError(f"arm {self.name!r} ended; its log {self._log} ends with:\n{end}")
 
 
 def alternate(
