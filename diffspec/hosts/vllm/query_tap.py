@@ -14,8 +14,10 @@ _TAPPED = "_diffspec_tap"
 class QueryTap:
     """Copies query rows of one attention layer into a buffer allocated once.
 
-    Steps with few rows (decoding) are copied whole; in a step with a prefill each request's last
-    ``rows_per_request`` rows are, which is where the last accepted row always is.
+    Of each request the last ``rows_per_request`` rows are kept, which is where the last accepted
+    row always is. Every step is stored the same way, found through the step's own row starts on
+    the device. So a CUDA graph that holds the attention layer holds the copy too: when it is
+    replayed, no Python runs, and the rows still land where :meth:`rows` looks for them.
 
     Args:
         layer: the host's attention layer; its ``impl.forward`` is wrapped on the instance, which
@@ -47,9 +49,14 @@ class QueryTap:
             (max_requests * rows_per_request, heads, head_dim), dtype=dtype, device=device
         )
         self._back = torch.arange(-rows_per_request, 0, device=device)
-        self._starts: Tensor | None = None
-        #: Forward passes seen with attention metadata, so that silence can be told from idleness.
+        self._after = torch.arange(1, max_requests + 1, device=device) * rows_per_request
+        self._source = torch.zeros(
+            (max_requests, rows_per_request), dtype=torch.int64, device=device
+        )
+        #: Forward passes entered with attention metadata; a replayed graph enters none.
         self.calls = 0
+        self._calls_asked = 0
+        self._captured_rows = 0
         self._forward = self.impl.forward
         self.impl.forward = self._tapped_forward
         setattr(self.impl, _TAPPED, self)
@@ -57,21 +64,28 @@ class QueryTap:
     @property
     def nbytes(self) -> int:
         """Bytes held for good."""
-        return self.buffer.nbytes
+        held = (self.buffer, self._back, self._after, self._source)
+        return sum(tensor.nbytes for tensor in held)
 
     def remove(self) -> None:
         """Restore the layer."""
         del self.impl.forward
         delattr(self.impl, _TAPPED)
 
-    def rows(self, last: Tensor) -> Tensor:
+    def saw(self, rows: int) -> bool:
+        """Whether the queries of the step that just ran, of ``rows`` rows, went through here.
+
+        Asked once per step. A step no larger than the largest captured graph may have been a
+        replay, which is not noticed here, so for such a step the answer is always yes.
+        """
+        entered, self._calls_asked = self.calls != self._calls_asked, self.calls
+        return entered or rows <= self._captured_rows
+
+    def rows(self, last: Tensor, ends: Tensor) -> Tensor:
         """The queries ``[b, heads, head_dim]`` at rows ``last`` ``[b]`` (int64) of the step's
-        batch, each among its request's last ``rows_per_request`` rows."""
-        if self._starts is None:
-            return self.buffer[last]
-        ends = self._starts[1 : last.shape[0] + 1]
-        mine = torch.arange(last.shape[0], device=last.device) * self.rows_per_request
-        return self.buffer[mine + self.rows_per_request + last - ends]
+        batch, each among its request's last ``rows_per_request`` rows; ``ends`` ``[b]`` (any
+        integer type) is the row after each request's last one in that same batch."""
+        return self.buffer[self._after[: last.shape[0]] + last - ends]
 
     def _tapped_forward(
         self,
@@ -89,15 +103,23 @@ class QueryTap:
         return self._forward(layer, query, key, value, kv_cache, attn_metadata, *args, **kwargs)
 
     def _copy(self, query: Tensor, attn_metadata: Any) -> None:
+        # May be captured: sizes come from Python and shapes, addresses are those of static
+        # buffers (the host's row starts are one), and nothing waits for the device.
+        n, starts = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
         self.calls += 1
-        n = attn_metadata.num_actual_tokens
-        query = query[:n].view(n, *self.buffer.shape[1:])
-        if n <= self.buffer.shape[0]:
-            self._starts = None
-            self.buffer[:n].copy_(query)
-            return
-        self._starts = attn_metadata.query_start_loc.long()
-        ends = self._starts[1:]
-        rows = torch.maximum(ends.unsqueeze(-1) + self._back, self._starts[:-1].unsqueeze(-1))
-        rows = rows.flatten().clamp_(max=n - 1)  # starts padded for captured graphs point past it
-        torch.index_select(query, 0, rows, out=self.buffer[: rows.shape[0]])
+        if _in_capture(query):
+            self._captured_rows = max(self._captured_rows, n)
+        source = self._source[: starts.shape[0] - 1]
+        torch.add(starts[1:].unsqueeze(-1), self._back, out=source)
+        torch.maximum(source, starts[:-1].unsqueeze(-1), out=source)
+        # Requests that only pad a graph start past the last row.
+        source.clamp_(max=n - 1)
+        rows = source.view(-1)
+        torch.index_select(
+            query[:n].view(n, *self.buffer.shape[1:]), 0, rows, out=self.buffer[: rows.shape[0]]
+        )
+
+
+def _in_capture(tensor: Tensor) -> bool:
+    # The question itself raises in a build without CUDA.
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

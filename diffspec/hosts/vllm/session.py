@@ -57,7 +57,7 @@ class DiffSpecSession:
         self._sampled: list[list[int]] = []
         self._drafted: list[int] | None = None
         self._kept: Tensor | None = None
-        self._taps_seen = 0
+        self._target: Any = None
         self._lift_length_limit()
 
     @property
@@ -195,7 +195,8 @@ class DiffSpecSession:
         self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
     ) -> Tensor:
         """Note what was sampled; empty for a request whose prefill goes on."""
-        self._sampled, self._drafted, self._kept = sampled_token_ids, None, None
+        self._sampled = sampled_token_ids
+        self._drafted = self._kept = self._target = None
         result: Tensor = self._host["prepare_next_token_ids_cpu"](
             sampled_token_ids, *args, **kwargs
         )
@@ -211,7 +212,7 @@ class DiffSpecSession:
         metadata, kept = self._host["prepare_inputs"](
             common_attn_metadata, sampled_token_ids, num_draft_tokens
         )
-        self._drafted, self._kept = num_draft_tokens, kept
+        self._drafted, self._kept, self._target = num_draft_tokens, kept, common_attn_metadata
         return metadata, kept
 
     def propose(
@@ -241,13 +242,14 @@ class DiffSpecSession:
     def _batch(
         self, token_ids: Tensor, features: Tensor, next_token_ids: Tensor, metadata: Any
     ) -> StepBatch:
-        if self.tap.calls == self._taps_seen:
+        # The batch as the target ran it; without drafts in it nothing was taken out since.
+        target = metadata if self._target is None else self._target
+        if not self.tap.saw(target.num_actual_tokens):
             raise HostError(f"{self._scored} ran without our tap: its last queries are unknown")
-        self._taps_seen = self.tap.calls
         b = metadata.num_reqs
         starts: IntArray = metadata.query_start_loc_cpu[: b + 1].numpy().astype(np.int64)
         n = int(starts[-1])
-        last = torch.from_numpy(starts[1:] - 1).to(token_ids.device)
+        last = metadata.query_start_loc[1 : b + 1].long() - 1
         shifted = token_ids[:n].long().roll(-1)
         shifted[last] = next_token_ids[:b].long()
         lengths: IntArray = metadata.seq_lens_cpu_upper_bound[:b].numpy().astype(np.int64)
@@ -266,7 +268,10 @@ class DiffSpecSession:
             drafting=sampled > 0,
             drafted=drafted,
             accepted=np.maximum(sampled - 1, 0),
-            query=self.tap.rows(last if self._kept is None else self._kept[last].long()),
+            query=self.tap.rows(
+                last if self._kept is None else self._kept[last].long(),
+                target.query_start_loc[1 : b + 1],
+            ),
             draft_table=table,
             target_table=table if same else other.get_device_tensor(b),
         )
