@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #   make test                       lint, types, all tests (CPU only)
-#   make demo [QUICK=1] [TEXT=FILE] [OUT=dir]
+#   make demo [QUICK=1] [TEXT=FILE] [OUT=dir]    tables and demo.png, into build/demo
 #   make matrix                     identity and acceptance at full size, into evidence/
+#   make bench [OUT=dir]            speed, about an hour on an otherwise idle machine
 #   make lint | setup | clean
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -11,10 +12,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help setup lint typecheck test demo matrix clean
+.PHONY: help setup lint typecheck test demo matrix bench clean
 
 help:
-	@sed -n '2,5s/^#   //p' $(firstword $(MAKEFILE_LIST))
+	@sed -n '2,6s/^#   //p' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP)
 
@@ -44,6 +45,16 @@ demo: $(STAMP)
 
 matrix: $(STAMP)
 	$(BIN)/python -m benchmarks.matrix
+
+# Ratios need a quiet machine: nothing else should run meanwhile.
+bench: RECORDS := $(or $(OUT),evidence)
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.ceiling --arms all --fresh 5 --out $(RECORDS)/ceiling-16k.json
+	$(BIN)/python -m benchmarks.ceiling --lengths 8192,32768 --depths 3,5 \
+	  --out $(RECORDS)/ceiling-lengths.json
+	$(BIN)/python -m benchmarks.prose --out $(RECORDS)/prose.json
+	$(BIN)/python -m benchmarks.retrieval_pass --out $(RECORDS)/retrieval-pass.json
+	$(BIN)/python -m benchmarks.plots $(RECORDS)
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

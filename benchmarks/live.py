@@ -80,30 +80,39 @@ class LiveArm:
 
 
 def alternate(
-    runs: Mapping[str, Callable[[], dict[str, Any]]],
+    runs: Mapping[str, Callable[[int], dict[str, Any]]],
     repeats: int,
     log: Callable[[str], None],
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run every arm once per repeat, the order turning by one each time; results by arm."""
+    """Run every arm once per repeat, the order turning by one each time; results by arm.
+
+    A run is called with the number of its repeat.
+    """
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     names = list(runs)
     for repeat in range(repeats):
         at = repeat % len(names)
         for name in names[at:] + names[:at]:
-            result = runs[name]()
+            result = runs[name](repeat)
             results[name].append(result)
-            log(f"  {repeat + 1}/{repeats} {name}: {result['decode_tok_s']:.1f} tok/s")
+            log(
+                f"  {repeat + 1}/{repeats} {name}: first token {result['ttft_s']:.2f} s, "
+                f"{result['decode_tok_s']:.1f} tok/s"
+            )
     return results
 
 
 def paired_ratio(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], over: str, under: str
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    over: str,
+    under: str,
+    what: str = "decode_tok_s",
 ) -> float | None:
-    """Median over repeats of the ratio of decode speeds; None if an arm was not run."""
-    if over not in runs or under not in runs:
+    """Median over repeats of the ratio of two arms' ``what``; None if an arm was not run."""
+    if not runs.get(over) or not runs.get(under):
         return None
     pairs = zip(runs[over], runs[under], strict=True)
-    return statistics.median(a["decode_tok_s"] / b["decode_tok_s"] for a, b in pairs)
+    return round(statistics.median(a[what] / b[what] for a, b in pairs), 4)
 
 
 def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:

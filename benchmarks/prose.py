@@ -78,10 +78,14 @@ def measure(
     live: Mapping[str, LiveArm], prompt: list[int], repeats: int, tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
     """All arms on one prompt: every repeat."""
-    calls = {name: partial(arm.run, [prompt], tokens) for name, arm in live.items()}
+
+    def run(arm: LiveArm, recent_only: bool, repeat: int) -> dict[str, Any]:
+        return arm.run([prompt], tokens, recent_only=recent_only)
+
+    calls = {name: partial(run, arm, False) for name, arm in live.items()}
     for name, arm in live.items():
         if name not in (TARGET, STOCK):
-            calls[name + WINDOW] = partial(arm.run, [prompt], tokens, recent_only=True)
+            calls[name + WINDOW] = partial(run, arm, True)
     for arm in live.values():
         arm.run([prompt], 2)  # reads the prompt; what follows finds it in the prefix cache
     return alternate(calls, repeats, console.log)
@@ -144,7 +148,12 @@ def main() -> int:
             for i, prompt in enumerate(prompts_of(length, options.prompts, options.tokens)):
                 console.log(f"{length} tokens, prompt {i + 1}/{options.prompts}")
                 per_prompt.append(measure(live, prompt, options.repeats, options.tokens))
-            cells.append({"length": length, "summary": summary(per_prompt), "runs": per_prompt})
+            figures = summary(per_prompt)
+            for runs in per_prompt:
+                for results in runs.values():
+                    for result in results:
+                        del result["tokens"]
+            cells.append({"length": length, "summary": figures, "runs": per_prompt})
         for arm in live.values():
             arm.close()
     _show(cells)
