@@ -8,10 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+
+def on_device(values: IntArray, device: torch.device) -> Tensor:
+    """``values`` on ``device``, without waiting for what is queued there.
+
+    A copy from pageable memory has left that memory when the call returns, so the array may be
+    changed at once; on the CPU the result shares its memory.
+    """
+    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffspec.adaptive_depth.policy import DepthPolicy
 from diffspec.compact_kv.canonical import CanonicalCache
-from diffspec.proposer.batch import BoolArray, IntArray, StepBatch
+from diffspec.proposer.batch import BoolArray, IntArray, StepBatch, on_device
 from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
@@ -173,13 +173,13 @@ class DraftingCycle:
         """Draft a chain of ``depth`` tokens for each member; ``[m, depth]`` int64."""
         working, head = self.working_set.working, self.head
         device = working.k.device
-        last = torch.from_numpy(batch.row_starts[members + 1] - 1).to(device)
-        slot = torch.from_numpy(slots).to(device)
+        last = on_device(batch.row_starts[members + 1] - 1, device)
+        slot = on_device(slots, device)
         rows = self.slots.rows[slots]
         longest = int(rows.max())
         dense = first_if_consecutive(slots)
 
-        counts = torch.from_numpy(rows).to(device)
+        counts = on_device(rows, device)
         heads, scale = head.parts.query_heads, head.parts.scale
         # The newest committed row is its own first query; later queries sit on scratch rows.
         q = working.rope.rotate(projection.qk[last, :heads], counts - 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.working import WorkingCache
-from diffspec.proposer.batch import IntArray, StepBatch
+from diffspec.proposer.batch import IntArray, StepBatch, on_device
 from diffspec.proposer.head import Projection
 from diffspec.proposer.slots import first_if_consecutive
 from diffspec.retrieval.scoring import ChunkScorer
@@ -101,7 +101,7 @@ class WorkingSet:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         device = self.working.k.device
         source, slot, position = (
-            torch.from_numpy(np.repeat(base, counts) + extra).to(device)
+            on_device(np.repeat(base, counts) + extra, device)
             for base, extra in (
                 (batch.row_starts[members], within),
                 (slots, np.int64(0)),
@@ -116,7 +116,7 @@ class WorkingSet:
 
     def clear(self, slots: IntArray) -> None:
         """Forget what ``slots`` ``[m]`` held: chunks of another request earn no loyalty."""
-        at = torch.from_numpy(slots).to(self.working.k.device)
+        at = on_device(slots, self.working.k.device)
         self._present[at] = False
         self.working.clear(at)
 
@@ -135,7 +135,7 @@ class WorkingSet:
         assert self._canonical is not None, "bind() comes first"
         geometry, device = self.geometry, self.working.k.device
         lengths = batch.lengths[members]
-        member, slot, length = (torch.from_numpy(a).to(device) for a in (members, slots, lengths))
+        member, slot, length = (on_device(a, device) for a in (members, slots, lengths))
         table = batch.draft_table[member]
         ids, rows = self._choose(batch, member, slot, length, lengths, table)
         if not rows.any():
@@ -174,7 +174,7 @@ class WorkingSet:
         ids = torch.arange(width, device=slot.device).repeat(len(lengths), 1)
         blocked = self._blocked(table, length, most)
         if not whole.all():
-            compact = torch.from_numpy(np.flatnonzero(~whole)).to(slot.device)
+            compact = on_device(np.flatnonzero(~whole), slot.device)
             longest = int(lengths[~whole].max())
             count = -(-longest // chunk)
             chosen = select_chunks(
@@ -198,7 +198,7 @@ class WorkingSet:
                 whole, lengths, (plan.total - 1) * chunk + lengths - (counts - 1) * chunk
             )
             return ids, rows
-        return self._without_holes(ids, blocked, length, torch.from_numpy(counts), most)
+        return self._without_holes(ids, blocked, length, on_device(counts, slot.device), most)
 
     def _remember(self, slot: Tensor, chosen: Tensor, count: int) -> None:
         rows = torch.zeros(
@@ -228,7 +228,7 @@ class WorkingSet:
         self, ids: Tensor, blocked: Tensor, length: Tensor, counts: Tensor, most: int
     ) -> tuple[Tensor, IntArray]:
         chunk = self.geometry.chunk
-        last = counts.to(ids.device).unsqueeze(-1) - 1
+        last = counts.unsqueeze(-1) - 1
         padded = torch.nn.functional.pad(blocked, (0, 1), value=True)
         keep = (ids <= last) & ~padded.gather(1, ids.clamp(max=most))
         ids = torch.where(keep, ids, most).sort(dim=-1).values
