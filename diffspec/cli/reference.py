@@ -67,7 +67,10 @@ def reference_markdown() -> str:
         ),
     )
     lines = ", ".join(f"{major}.{minor}.x" for major, minor in SUPPORTED)
-    hosts = f"Accepted vLLM releases: {lines}. Tested: {', '.join(TESTED)}, CPU build.\n"
+    hosts = (
+        f"Accepted vLLM releases: {lines}. Tested: {', '.join(TESTED)}, CPU build. Rows marked "
+        "(cuda) hold against the source of that release; nothing was run on a GPU yet.\n"
+    )
     touched = _table(
         ("where", "how", "what", "why"),
         (

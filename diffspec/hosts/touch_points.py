@@ -52,7 +52,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker:CPUWorker"
-_CPU_ATTENTION = "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl"
+_GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+_BACKENDS = "vllm.v1.attention.backends"
 _EAGLE3 = "vllm.model_executor.models.llama_eagle3"
 
 
@@ -78,6 +79,42 @@ def _worker_rows(cls: str, platform: str) -> tuple[TouchPoint, ...]:
             platform=platform,
         )
         for method, what, why in rows
+    )
+
+
+def _attention_rows(module: str, impl: str, metadata: str, platform: str) -> tuple[TouchPoint, ...]:
+    """What the query tap and the page reader need of one attention backend."""
+    return (
+        TouchPoint(
+            f"{_BACKENDS}.{module}:{impl}.forward",
+            "wrapped",
+            "worker",
+            "copy query rows of one target layer, on that layer's instance alone",
+            "retrieval scores chunks with the target's own queries",
+            parameters=_names(
+                "self layer query key value kv_cache attn_metadata output output_scale "
+                "output_block_scale"
+            ),
+            platform=platform,
+        ),
+        TouchPoint(
+            f"{_BACKENDS}.{module}:{metadata}",
+            "read",
+            "worker",
+            "tell a request's last rows",
+            "only these can be the last accepted row",
+            attributes=_names("num_actual_tokens query_start_loc"),
+            platform=platform,
+        ),
+        TouchPoint(
+            f"{_BACKENDS}.{module}:{impl}.do_kv_cache_update",
+            "called",
+            "worker",
+            "write digit-coded keys and read them back",
+            "learns the page layout instead of assuming it",
+            parameters=_names("self layer key value kv_cache slot_mapping"),
+            platform=platform,
+        ),
     )
 
 
@@ -147,8 +184,18 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "worker",
         "learn how much memory the host was given",
         "drafting slots are counted from it",
-        attributes=_names("requested_cpu_memory cache_config model_runner"),
+        attributes=_names("requested_cpu_memory cache_config model_runner device"),
         platform="cpu",
+    ),
+    *_worker_rows(_GPU_WORKER, "cuda"),
+    TouchPoint(
+        _GPU_WORKER,
+        "read",
+        "worker",
+        "learn how much memory the host was given",
+        "drafting slots are counted from it",
+        attributes=_names("requested_memory cache_config model_runner device"),
+        platform="cuda",
     ),
     TouchPoint(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
@@ -167,7 +214,8 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "rows, lengths, pages and slots of the batch",
         "everything a cycle needs to know of the host's step",
         attributes=_names(
-            "query_start_loc_cpu seq_lens_cpu_upper_bound block_table_tensor slot_mapping num_reqs"
+            "query_start_loc query_start_loc_cpu seq_lens_cpu_upper_bound block_table_tensor "
+            "slot_mapping num_reqs num_actual_tokens"
         ),
     ),
     TouchPoint(
@@ -232,27 +280,9 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "the host's drafter never runs under DiffSpec",
         parameters=_names("self num_tokens use_cudagraphs is_graph_capturing slot_mappings"),
     ),
-    TouchPoint(
-        f"{_CPU_ATTENTION}.forward",
-        "wrapped",
-        "worker",
-        "copy query rows of one target layer, on that layer's instance alone",
-        "retrieval scores chunks with the target's own queries",
-        parameters=_names(
-            "self layer query key value kv_cache attn_metadata output output_scale "
-            "output_block_scale"
-        ),
-        platform="cpu",
-    ),
-    TouchPoint(
-        f"{_CPU_ATTENTION}.do_kv_cache_update",
-        "called",
-        "worker",
-        "write digit-coded keys and read them back",
-        "learns the page layout instead of assuming it",
-        parameters=_names("self layer key value kv_cache slot_mapping"),
-        platform="cpu",
-    ),
+    *_attention_rows("cpu_attn", "CPUAttentionBackendImpl", "CPUAttentionMetadata", "cpu"),
+    *_attention_rows("flash_attn", "FlashAttentionImpl", "FlashAttentionMetadata", "cuda"),
+    *_attention_rows("triton_attn", "TritonAttentionImpl", "TritonAttentionMetadata", "cuda"),
     TouchPoint(
         "vllm.config:get_layers_from_vllm_config",
         "called",
@@ -268,8 +298,8 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "judge a layer and reach its pages",
         "the tap goes on a full-attention decoder layer",
         attributes=_names(
-            "impl kv_cache attn_type sliding_window get_kv_cache_spec num_heads num_kv_heads "
-            "head_size"
+            "impl attn_backend kv_cache attn_type sliding_window get_kv_cache_spec num_heads "
+            "num_kv_heads head_size"
         ),
     ),
     TouchPoint(

@@ -15,6 +15,9 @@ from typing import Literal
 #: made of the flags), or when the models are there.
 Where = Literal["config", "load"]
 
+#: vLLM's names of the attention backends whose pages and metadata were read for DiffSpec.
+READABLE_BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
+
 _PLAIN_ROPE = ("default", "llama3", "linear", "yarn")
 
 
@@ -34,6 +37,7 @@ class LaunchFacts:
     worker_cls: str | None = None
     our_worker_cls: str | None = None
     v2_runner: bool | None = None
+    attention_backend: str | None = None
     tensor_parallel_size: int | None = None
     draft_tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
@@ -46,6 +50,7 @@ class LaunchFacts:
     kv_connector: str | None = None
     lora: bool | None = None
     prompt_embeds: bool | None = None
+    sleep_mode: bool | None = None
     multimodal: bool | None = None
     vspec: str | None = None
     target_mla: bool | None = None
@@ -99,11 +104,11 @@ def _heads_do_not_divide(f: LaunchFacts) -> bool:
 UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported(
         "platform",
-        "a device other than a CPU",
-        "device {f.platform}: this release drafts on vLLM's CPU build only; use that build, or "
+        "a device other than a CPU or a CUDA GPU",
+        "device {f.platform}: this release drafts on CPUs and on CUDA only; use one of these, or "
         "remove draft_context_policy",
         "config",
-        lambda f: f.platform is not None and f.platform != "cpu",
+        lambda f: f.platform not in (None, "cpu", "cuda"),
     ),
     Unsupported(
         "method",
@@ -179,6 +184,15 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         "unset it",
         "config",
         lambda f: f.v2_runner,
+    ),
+    Unsupported(
+        "attention_backend",
+        "an attention backend other than " + ", ".join(READABLE_BACKENDS) + " (one that vLLM "
+        "itself chooses: when the models are loaded)",
+        "attention backend {f.attention_backend}: DiffSpec cannot read its pages and queries; use "
+        "--attention-backend FLASH_ATTN or TRITON_ATTN",
+        "config",
+        lambda f: f.attention_backend not in (None, *READABLE_BACKENDS),
     ),
     Unsupported(
         "tensor_parallel",
@@ -263,6 +277,13 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         "--enable-prompt-embeds: the draft needs token ids; remove it",
         "config",
         lambda f: f.prompt_embeds,
+    ),
+    Unsupported(
+        "sleep_mode",
+        "sleep mode",
+        "--enable-sleep-mode: waking up would not bring DiffSpec's buffers back; remove it",
+        "config",
+        lambda f: f.sleep_mode,
     ),
     Unsupported(
         "multimodal",

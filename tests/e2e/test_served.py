@@ -97,7 +97,7 @@ def test_the_log_says_what_was_changed_and_allocated(server: Server) -> None:
     assert "DiffSpec: budget 256 tokens in chunks of 16" in log
     assert f"draft trained for {DRAFT_LENGTH} tokens" in log
     assert "set disable_padded_drafter_batch = true" in log
-    assert "set worker_cls = diffspec.hosts.vllm.worker.DiffSpecCPUWorker" in log
+    assert "set worker_cls = diffspec.hosts.vllm.cpu_worker.DiffSpecCPUWorker" in log
     assert "working cache 2.0 MiB" in log
     assert "expand_batch_to_tokens" in log
     assert "ERROR" not in log

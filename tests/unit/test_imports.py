@@ -102,6 +102,18 @@ def test_the_entry_point_imports_hosts_only_when_called() -> None:
     assert not any(name.startswith("diffspec.hosts") for name in names)
 
 
+def test_no_device_imports_the_worker_of_another() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in MODULES.items()
+        for name in imports_of(path)
+        if name in ("diffspec.hosts.vllm.cpu_worker", "diffspec.hosts.vllm.gpu_worker")
+    ]
+    assert wrong == [], "workers are named in WORKERS, and vLLM imports the one it is given"
+    host = "vllm.v1.worker.cpu_worker"
+    assert host not in set(imports_of(MODULES["diffspec.hosts.vllm.gpu_worker"]))
+
+
 def test_every_file_names_its_licence() -> None:
     first = "# SPDX-License-Identifier: Apache-2.0"
     files = [*MODULES.values(), *Path(__file__).parents[1].rglob("*.py")]

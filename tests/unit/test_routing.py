@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from diffspec.hosts.unsupported import refusals
 from diffspec.hosts.vllm import facts as facts_module
 from diffspec.hosts.vllm import routing
 from diffspec.hosts.vllm.facts import WORKERS, draft_facts, worker_facts
-from diffspec.hosts.vllm.report import MOST_LINES, start_up_lines
+from diffspec.hosts.vllm.report import MOST_LINES, UNRUN, start_up_lines
 from diffspec.keys import KEYS, split_keys
 from diffspec.settings import ConfigError, DiffSpecSettings
 from diffspec.testbed.random_pair import RandomPair
@@ -240,11 +242,76 @@ def test_facts_of_a_draft_without_feature_projection(
     assert draft_facts(launch({"model": model}).speculative_config).draft_reads_hidden_size == 128
 
 
-def test_device_names() -> None:
+def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms.interface import Platform, PlatformEnum
+
     assert facts_module.device_platform() == "cpu"
+    for kind, name in ((PlatformEnum.CUDA, "cuda"), (PlatformEnum.ROCM, "rocm")):
+        platform = Platform()
+        platform._enum, platform.device_type = kind, "cuda"
+        monkeypatch.setattr("vllm.platforms.current_platform", platform)
+        assert facts_module.device_platform() == name
 
 
-def test_the_report_stays_short_whatever_it_has_to_say() -> None:
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let our side of a launch believe the device is a CUDA GPU; vLLM's side stays as it is."""
+    for module in (facts_module, routing):
+        monkeypatch.setattr(module, "device_platform", lambda: "cuda")
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_a_launch_on_cuda_gets_its_worker_and_a_warning(launch: Launch) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.diffspec")
+    logger.addHandler(handler)
+    try:
+        config = launch(ON)
+    finally:
+        logger.removeHandler(handler)
+    assert config.parallel_config.worker_cls == WORKERS["cuda"]
+    warnings = [r.getMessage() for r in records if r.levelno == logging.WARNING]
+    assert warnings == [UNRUN["cuda"]]
+    assert refusals(worker_facts(config), ("config", "load")) == []
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize("flag", ["attention_backend", "attention_config"])
+def test_an_attention_backend_asked_for_on_cuda(
+    launch: Launch, refused: Callable[..., str], flag: str
+) -> None:
+    def asked(name: str) -> dict[str, Any]:
+        return {flag: name if flag == "attention_backend" else {"backend": name}}
+
+    assert "--attention-backend FLASH_ATTN or TRITON_ATTN" in refused(**asked("FLASHINFER"))
+    launch(ON, **asked("FLASH_ATTN"))
+    launch(ON, **asked("auto"))
+
+
+def test_an_attention_backend_asked_for_on_a_cpu_is_vllms_business(launch: Launch) -> None:
+    launch(ON, attention_backend="FLASHINFER")
+
+
+@pytest.mark.parametrize(("platform", "attribute"), [("cpu", "cpu_memory"), ("cuda", "memory")])
+def test_the_workers_exist_and_know_their_memory(platform: str, attribute: str) -> None:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.worker.gpu_worker import Worker
+
+    cls = resolve_obj_by_qualname(WORKERS[platform])
+    assert issubclass(cls, Worker)
+    for name in ("init_device", "initialize_from_config", "execute_model"):
+        assert getattr(cls, name).__module__ == "diffspec.hosts.vllm.worker"
+    worker = object.__new__(cls)
+    setattr(worker, f"requested_{attribute}", 7 << 30)
+    for given, expected in ((None, 7 << 30), (2 << 30, 2 << 30)):
+        worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=given)
+        assert worker.memory_given() == expected
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_the_report_stays_short_whatever_it_has_to_say(platform: str) -> None:
     ours, _ = split_keys({spec.key: spec.default for spec in KEYS} | ON)
     settings = DiffSpecSettings.parse(ours, num_speculative_tokens=3)
     settings = replace(settings, notes=(*(f"remark {i}" for i in range(6)), *settings.notes))
@@ -255,8 +322,10 @@ def test_the_report_stays_short_whatever_it_has_to_say() -> None:
         trained_window=None,
         max_model_len=131072,
         changes=changes,
+        platform=platform,
     )
     assert len(lines) == MOST_LINES
+    assert (UNRUN["cuda"] in lines) is (platform == "cuda")
     text = "\n".join(lines)
     for part in (*settings.notes, *changes, "drafted from retrieved chunks"):
         assert part in text

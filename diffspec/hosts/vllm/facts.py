@@ -14,17 +14,16 @@ from diffspec.keys import normalise
 
 #: Worker class per device type, as the qualified name vLLM resolves in the worker process.
 WORKERS = {
-    "cpu": "diffspec.hosts.vllm.worker.DiffSpecCPUWorker",
+    "cpu": "diffspec.hosts.vllm.cpu_worker.DiffSpecCPUWorker",
+    "cuda": "diffspec.hosts.vllm.gpu_worker.DiffSpecGPUWorker",
 }
 
 
 def device_platform() -> str:
-    """The device type as the tables name it; ROCm counts as cuda because it runs that worker."""
+    """The device as the tables name it: ROCm by its own name, though vLLM's type is cuda there."""
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
-        return "cpu"
-    return "cuda" if current_platform.is_cuda_alike() else str(current_platform.device_type)
+    return "rocm" if current_platform.is_rocm() else str(current_platform.device_type)
 
 
 def flag_facts(
@@ -46,6 +45,7 @@ def flag_facts(
         our_worker_cls=WORKERS.get(platform),
         worker_cls=parallel.worker_cls,
         v2_runner=envs.VLLM_USE_V2_MODEL_RUNNER is True,
+        attention_backend=_asked_backend(engine_args) if platform == "cuda" else None,
         method=given.get("method") or engine_args.spec_method,
         per_batch_depths=given.get("num_speculative_tokens_per_batch_size"),
         draft_sample_method=given.get("draft_sample_method"),
@@ -61,6 +61,7 @@ def flag_facts(
         kv_connector=_connector(engine_args.kv_transfer_config, engine_args.kv_offloading_size),
         lora=bool(engine_args.enable_lora),
         prompt_embeds=bool(target.enable_prompt_embeds),
+        sleep_mode=bool(target.enable_sleep_mode),
         vspec=vspec_marker(type(engine_args)),
     )
 
@@ -136,6 +137,7 @@ def worker_facts(vllm_config: Any) -> LaunchFacts:
         kv_connector=_connector(transfer, None),
         lora=vllm_config.lora_config is not None,
         prompt_embeds=bool(model.enable_prompt_embeds),
+        sleep_mode=bool(model.enable_sleep_mode),
         vspec=vspec_marker(EagleProposer),
     )
 
@@ -172,6 +174,13 @@ def _model_and_parallel_facts(target: Any, parallel: Any) -> LaunchFacts:
         target_hidden_size=target.get_hidden_size(),
         target_vocab_size=target.get_vocab_size(),
     )
+
+
+def _asked_backend(engine_args: Any) -> str | None:
+    """The attention backend that was asked for; None leaves the choice to vLLM."""
+    backend = engine_args.attention_backend or engine_args.attention_config.backend
+    name = str(getattr(backend, "name", backend)).upper()
+    return None if name in ("NONE", "AUTO") else name
 
 
 def _connector(transfer: Any, offloading_size: object) -> str | None:

@@ -8,6 +8,11 @@ from collections.abc import Mapping, Sequence
 from diffspec.settings import DiffSpecSettings
 
 MOST_LINES = 8
+#: Warnings, by platform, where the code was written but not run.
+UNRUN = {
+    "cuda": "DiffSpec: CUDA: written, but not yet run on a GPU by this project; please report "
+    "what you see",
+}
 
 
 def start_up_lines(
@@ -17,13 +22,15 @@ def start_up_lines(
     trained_window: int | None,
     max_model_len: int,
     changes: Mapping[str, str],
+    platform: str = "cpu",
 ) -> list[str]:
     """At most :data:`MOST_LINES` lines for the operator.
 
     ``depth`` is num_speculative_tokens, ``trained_window`` and ``max_model_len`` are in tokens,
     ``changes`` maps an engine setting with its new value to the reason.
     """
-    lines = [
+    lines = [UNRUN[platform]] if platform in UNRUN else []
+    lines += [
         f"DiffSpec: budget {settings.token_budget} tokens in chunks of {settings.chunk_size}, "
         f"retrieval every {settings.retrieval_interval} verification steps, linear verification, "
         f"depth {depth} (fixed: adaptive depth is not in this release)",
@@ -45,9 +52,13 @@ def start_up_lines(
 
 
 def announce(lines: Sequence[str]) -> None:
-    """Write lines to vLLM's log, under its own logger tree so that its handlers show them."""
+    """Write lines to vLLM's log, under its own logger tree so that its handlers show them;
+    those of :data:`UNRUN` as warnings."""
     from vllm.logger import init_logger
 
     logger = init_logger("vllm.diffspec")
     for line in lines:
-        logger.info(line)
+        if line in UNRUN.values():
+            logger.warning(line)
+        else:
+            logger.info(line)

@@ -116,7 +116,8 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
 def _activate(
     config: Any, parallel: Any, settings: DiffSpecSettings, window: int | None, max_model_len: int
 ) -> None:
-    worker_cls = WORKERS[device_platform()]
+    platform = device_platform()
+    worker_cls = WORKERS[platform]
     changes = {}
     if not config.disable_padded_drafter_batch:
         changes["disable_padded_drafter_batch = true"] = (
@@ -136,6 +137,7 @@ def _activate(
             trained_window=window,
             max_model_len=max_model_len,
             changes=changes,
+            platform=platform,
         )
     )
 

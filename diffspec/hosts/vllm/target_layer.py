@@ -17,7 +17,8 @@ def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[
     """Name and module of the target's last full-attention decoder layer.
 
     Raises:
-        HostError: the target has none (all layers slide, or are of another kind).
+        HostError: the target has none (all layers slide, or are of another kind), or vLLM chose an
+            attention backend for it that is not read here.
     """
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
@@ -37,6 +38,9 @@ def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[
     if not layers:
         raise HostError(*refusals(LaunchFacts(target_full_attention_layers=0), ("load",)))
     name = max(layers, key=extract_layer_index)
+    backend = layers[name].attn_backend.get_name()
+    if problems := refusals(LaunchFacts(attention_backend=backend)):
+        raise HostError(*problems)
     return name, layers[name]
 
 
@@ -52,9 +56,18 @@ def read_key_pages(layer: Any, block_size: int) -> KeyPages:
     """A reader of ``layer``'s K pages, in the layout its backend really writes.
 
     Raises:
-        HostError: the layout could not be found by writing coded keys and looking for them.
+        HostError: dimension 0 of the cache does not count pages, or the layout could not be found
+            by writing coded keys and looking for them.
     """
-    kv_cache = layer.kv_cache
+    kv_cache, backend = layer.kv_cache, type(layer.impl).__name__
+    page = 2 * block_size * layer.num_kv_heads * layer.head_size
+    # Some backends keep all K before all V; asked here, before anything of that size is copied.
+    if not isinstance(kv_cache, Tensor) or kv_cache[0].numel() != page:
+        shape = tuple(kv_cache.shape) if isinstance(kv_cache, Tensor) else type(kv_cache).__name__
+        raise HostError(
+            f"KV cache of {backend}, {shape}, is not one tensor of pages of {page} elements "
+            f"({block_size} tokens, K and V)"
+        )
 
     def write(key: Tensor, value: Tensor, pages: Tensor, slots: Tensor) -> None:
         layer.impl.do_kv_cache_update(layer, key, value, pages, slots)
@@ -68,5 +81,5 @@ def read_key_pages(layer: Any, block_size: int) -> KeyPages:
             head_dim=layer.head_size,
         )
     except (ValueError, RuntimeError) as error:
-        raise HostError(f"K pages of {type(layer.impl).__name__}: {error}") from error
+        raise HostError(f"K pages of {backend}: {error}") from error
     return KeyPages(kv_cache, places)

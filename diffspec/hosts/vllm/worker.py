@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers a DiffSpec launch runs in: vLLM's own, plus the calls that attach us."""
+"""What a DiffSpec launch adds to a vLLM worker of any device: the calls that attach us.
+
+The worker classes themselves are in modules of their own, because a launch on one device must not
+import the worker of another.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import logging
 from typing import Any
 
 import vllm
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 from diffspec.hosts.surface import HostError, require_surface
 from diffspec.hosts.unsupported import refusals
@@ -49,23 +52,35 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
     return DiffSpecSession(drafter, runner, DiffSpecSettings.from_payload(payload), memory=memory)
 
 
-class DiffSpecCPUWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's CPU worker with DiffSpec attached to its drafter."""
+class AttachesDiffSpec:
+    """Goes before vLLM's worker class of one device in the bases of ours.
+
+    Attributes:
+        diffspec: the session; exists once ``init_device`` has returned.
+    """
 
     diffspec: DiffSpecSession
 
+    def memory_given(self) -> int:
+        """Bytes vLLM was given on this device; known after ``init_device``."""
+        raise NotImplementedError
+
     def init_device(self) -> None:
-        """Build the runner as usual, then attach."""
-        super().init_device()
-        given = self.cache_config.kv_cache_memory_bytes or self.requested_cpu_memory
-        self.diffspec = attach(self, memory=int(given))
+        """Build the runner as usual, then attach.
+
+        From here on the host's ``load_model`` comes to the session, which allocates every buffer
+        of ours: before the host measures what is left for the KV cache, and where it has loaded
+        weights. So our memory is counted as that of the weights.
+        """
+        super().init_device()  # type: ignore[misc]
+        self.diffspec = attach(self, memory=self.memory_given())
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the KV cache as usual, then take the draft's pages."""
-        super().initialize_from_config(kv_cache_config)
+        super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         self.diffspec.bind_pages(kv_cache_config)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Learn who left before the step runs."""
         self.diffspec.before_step(scheduler_output)
-        return super().execute_model(scheduler_output)
+        return super().execute_model(scheduler_output)  # type: ignore[misc]
