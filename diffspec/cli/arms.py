@@ -2,7 +2,8 @@
 """The arms of a served comparison: the same requests to servers that differ in one object.
 
 target-only serves without ``--speculative-config``, stock EAGLE-3 with vLLM's own keys, and
-DiffSpec with the same draft and the DiffSpec keys added.
+DiffSpec with the same draft and the DiffSpec keys added. A fourth arm is stock EAGLE-3 at its
+best: with the same draft built to run at every length.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from diffspec.cli.serving import Server, serve
 
 TARGET_ONLY = "target-only"
 EAGLE3 = "stock EAGLE-3"
+EAGLE3_LONG = "stock EAGLE-3, 40K draft"
+LONG_WINDOW = 40 * 1024
 DIFFSPEC = "DiffSpec"
 WARM_UP_TOKENS = 8
 # The demo's requests come one at a time; a larger KV cache would only lengthen the start.
@@ -56,6 +59,13 @@ def three_arms(draft: Path, depth: int, keys: Mapping[str, Any] | None = None) -
     return [Arm(TARGET_ONLY, None), Arm(EAGLE3, stock), Arm(DIFFSPEC, ours)]
 
 
+def four_arms(draft: Path, long_draft: Path, depth: int) -> list[Arm]:
+    """:func:`three_arms`, and stock EAGLE-3 with ``long_draft`` (``LONG_WINDOW`` positions)."""
+    target_only, stock, ours = three_arms(draft, depth)
+    long = Arm(EAGLE3_LONG, {**(stock.speculative or {}), "model": str(long_draft)})
+    return [target_only, long, stock, ours]
+
+
 def engine_flags(dtype: str, max_model_len: int) -> list[str]:
     """Flags that every arm shares; without prefix caching the time to first token is honest."""
     flags = ["--dtype", dtype, "--max-model-len", str(max_model_len), "--max-num-seqs", "4"]
@@ -88,7 +98,7 @@ def run_arms(
     results: list[Result] = []
     for arm in arms:
         reporter.begin(f"{arm.label}: starting vLLM")
-        log = logs / f"{model.name}-{arm.label.replace(' ', '-').lower()}.log"
+        log = logs / f"{model.name}-{arm.label.replace(',', '').replace(' ', '-').lower()}.log"
         with serve(
             model, log=log, args=flags, speculative=arm.speculative, env=ENVIRONMENT
         ) as server:

@@ -37,14 +37,15 @@ def root(
 @app.command()
 def demo(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two prompt lengths; under four minutes on two cores.")
+        bool,
+        typer.Option("--quick", help="Fewer prompts and arms; under four minutes on two cores."),
     ] = False,
     text: Annotated[
         Path | None,
         typer.Option("--text", metavar="FILE", help="UTF-8 text to continue, instead of ours."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="For models, logs and demo-results.json.")
+        Path, typer.Option("--out", metavar="DIR", help="For models, logs, results and demo.png.")
     ] = Path("build/demo"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the results as JSON instead of tables.")

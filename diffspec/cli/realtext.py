@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's second part: SmolLM2-135M-Instruct continues a real text with a small EAGLE-3 head."""
+"""The demo's second part: SmolLM2-135M-Instruct continues a real text with a small EAGLE-3 head.
+
+All prompts are ends of one text and stop at the same word, so they differ in length alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,9 @@ KEYS = {"diffspec_token_budget": 512}
 MARGIN = 8
 DATA = Path(__file__).resolve().parents[2] / "data"
 HEAD = DATA / "smollm2-135m-eagle3"
-PASSAGES = DATA / "passages"
+PLAY = DATA / "plays" / "winters-tale.txt"
+# How its last word was chosen is told beside it.
+PASSAGE = DATA / "passages" / "winters-tale.txt"
 
 
 class TextError(RuntimeError):
@@ -42,14 +48,17 @@ def read_text(path: Path) -> str:
 
 
 def find_text(path: Path | None) -> tuple[str, str] | None:
-    """(name, content) of ``path``, or of the first passage of the repository when it is ``None``.
+    """(name, content) of ``path``; when it is ``None``, the play up to the end of the passage.
 
     ``None`` when no path was given and the repository's ``data`` is not there. Raises
     :class:`TextError`.
     """
-    if path is None:
-        path = next(iter(sorted(PASSAGES.glob("*.txt"))), None)
-    return None if path is None else (path.name, read_text(path))
+    if path is not None:
+        return path.name, read_text(path)
+    if not (PLAY.exists() and PASSAGE.exists()):
+        return None
+    before, passage, _ = read_text(PLAY).partition(read_text(PASSAGE))
+    return f"{PLAY.name} (cut in Act II)", before + passage
 
 
 def native_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -58,27 +67,29 @@ def native_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "bfloat16" if {"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags) else "float32"
 
 
-def keep_end(tokens: list[int], room: int) -> tuple[list[int], int]:
-    """The last ``room`` tokens, and how many were dropped before them."""
-    dropped = max(0, len(tokens) - room)
-    return tokens[dropped:], dropped
+def ends(tokens: list[int], lengths: Iterable[int]) -> list[list[int]]:
+    """The last n tokens for each n of ``lengths``, shortest first.
+
+    A text of fewer tokens is used whole in place of every end it is too short for, once.
+    """
+    return [tokens[-n:] for n in sorted({min(n, len(tokens)) for n in lengths})]
 
 
 def text_section(
     text: tuple[str, str] | None,
+    lengths: Sequence[int],
     generate: int,
-    limit: int,
     out: Path,
     reporter: Reporter,
     *,
     with_target_only: bool,
 ) -> dict[str, Any]:
-    """Serve the text's continuation by stock EAGLE-3 and DiffSpec and return the JSON section.
+    """Serve the text's continuations by stock EAGLE-3 and DiffSpec and return the JSON section.
 
     Args:
         text: name and content, from :func:`find_text`.
-        generate: tokens to generate.
-        limit: most tokens of prompt and continuation together.
+        lengths: tokens of each prompt; see :func:`ends`.
+        generate: tokens to generate after each.
         out: folder for models and logs.
         reporter: is told what is going on.
         with_target_only: serve it by the target alone first.
@@ -101,39 +112,36 @@ def text_section(
         return {"skipped": str(error)}
     name, content = text
     tokens = list(Tokenizer.from_file(str(model / "tokenizer.json")).encode(content).ids)
-    prompt, dropped = keep_end(tokens, limit - generate - MARGIN)
-    if dropped:
-        reporter.note(f"{name}: {len(tokens)} tokens; using the last {len(prompt)} of them")
+    prompts = ends(tokens, lengths)
+    used = ", ".join(str(len(prompt)) for prompt in prompts)
+    reporter.note(f"{name}: {len(tokens)} tokens; using the last {used} of them")
     dtype = native_dtype()
     results = run_arms(
         three_arms(HEAD, DEPTH, KEYS)[0 if with_target_only else 1 :],
         model,
-        engine_flags(dtype, len(prompt) + generate + MARGIN),
-        [Request(prompt, generate)],
+        engine_flags(dtype, len(prompts[-1]) + generate + MARGIN),
+        [Request(prompt, generate) for prompt in prompts],
         logs=out / "logs",
         reporter=reporter,
     )
-    said = {result.arm: result.completion.text for result in results}
+    said = [result.completion.text for result in results if result.arm == DIFFSPEC]
     return {
         "file": name,
-        "dropped_tokens": dropped,
+        "file_tokens": len(tokens),
         "dtype": dtype,
         "num_speculative_tokens": DEPTH,
         "diffspec_keys": KEYS,
-        "continuation": said[DIFFSPEC],
+        "continuation": said[-1],
         "rows": report.rows(results),
     }
 
 
 def show(section: dict[str, Any], console: Console) -> None:
-    """Print the continuation and the table."""
-    title = Text(f"{section['file']}, continued by DiffSpec's server")
+    """Print the continuation of the longest prompt and the table."""
+    longest = section["rows"][-1]["prompt_tokens"]
+    title = Text(f"{section['file']}, its last {longest} tokens continued by DiffSpec's server")
     console.print(Panel(Text(section["continuation"].strip()), title=title))
-    if dropped := section["dropped_tokens"]:
-        console.print(f"The text's first {dropped} tokens were left out: too long for this run.")
-    depth = section["num_speculative_tokens"]
-    model = f"SmolLM2-135M-Instruct, {section['dtype']}, k = {depth}, head trained on 512 tokens"
-    console.print(report.table(section["rows"], model))
+    console.print(report.table(section["rows"], report.text_title(section), width=console.width))
     if any(row["first_difference"] is not None for row in section["rows"]):
         console.print(
             f"In {section['dtype']} two candidates can be equally good up to rounding; which one "

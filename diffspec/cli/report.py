@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's results as a table and as JSON."""
+"""The demo's results as a table and as JSON, and the words around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.table import Table
 from diffspec.cli.arms import EAGLE3, Result
 from diffspec.testbed.identity import first_difference
 
+WIDE = 120
 ILLUSTRATION = (
     "Same tokens and ratio are against a table's first arm. "
     "Illustration, not a benchmark: one run per cell, one request at a time through HTTP, "
@@ -65,13 +66,39 @@ def placeholder_note(table_rows: Iterable[dict[str, Any]], window: int) -> str |
     return None
 
 
-def table(table_rows: Sequence[dict[str, Any]], title: str, *, mark: bool = False) -> Table:
-    """A rich table of :func:`rows`; ``mark`` stars stock rows without an accepted token."""
-    out = Table(title=title, title_justify="left")
-    for name in ("prompt", "arm", "same tokens", "acceptance length"):
-        out.add_column(name, justify="left" if name == "arm" else "right", no_wrap=name == "arm")
-    out.add_column("accepted at each position", no_wrap=True)
-    for name in ("decode tok/s", "ratio", "first token"):
+def recall_title(section: Mapping[str, Any]) -> str:
+    """What the recall pair's panel and table show: the depth and the drafts."""
+    long = section["long_draft_window"]
+    return (
+        f"Recall pair, k = {section['num_speculative_tokens']}, "
+        f"draft built for {section['draft_window']} positions"
+        + (f" (40K draft: {long})" if long else "")
+    )
+
+
+def text_title(section: Mapping[str, Any]) -> str:
+    """What the text's panel and table show: the model, its number format, the depth, the head."""
+    return (
+        f"SmolLM2-135M-Instruct, {section['dtype']}, k = {section['num_speculative_tokens']}, "
+        "head trained on 512 tokens"
+    )
+
+
+def table(
+    table_rows: Sequence[dict[str, Any]], title: str, *, width: int, mark: bool = False
+) -> Table:
+    """A rich table of :func:`rows`; ``mark`` stars stock rows without an accepted token.
+
+    Where ``width`` (in characters) is too small for it, acceptance per position is left out.
+    """
+    wide = width >= WIDE
+    reference = table_rows[0]["reference"] if table_rows else ""
+    out = Table(title=f"{title} (illustration)", title_justify="left")
+    for name in ("prompt", "arm", "same\ntokens", "acceptance\nlength"):
+        out.add_column(name, justify="left" if name == "arm" else "right")
+    if wide:
+        out.add_column("accepted per position", no_wrap=True)
+    for name in ("decode\ntok/s", f"ratio to\n{reference}", "first\ntoken"):
         out.add_column(name, justify="right")
     previous = None
     for row in table_rows:
@@ -79,22 +106,23 @@ def table(table_rows: Sequence[dict[str, Any]], title: str, *, mark: bool = Fals
             out.add_section()
         star = "*" if mark and row["arm"] == EAGLE3 and not row["accepted_tokens"] else ""
         shown = "" if previous == row["prompt_tokens"] else str(row["prompt_tokens"])
-        out.add_row(shown, row["arm"] + star, *_cells(row))
+        out.add_row(shown, row["arm"] + star, *_cells(row, wide))
         previous = row["prompt_tokens"]
     return out
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], wide: bool) -> list[str]:
     total, difference = row["generated_tokens"], row["first_difference"]
     if row["arm"] == row["reference"]:
         same = "—"
     else:
         same = f"{total}/{total}" if difference is None else f"differ at {difference}"
     length, ratio = row["acceptance_length"], row["ratio"]
+    positions = " ".join(f"{round(x, 2):g}" for x in row["per_position_acceptance"])
     return [
         same,
         "—" if length is None else f"{length:.2f}",
-        " ".join(f"{x:.2f}" for x in row["per_position_acceptance"]) or "—",
+        *([positions or "—"] if wide else []),
         f"{row['decode_tokens_per_s']:.1f}",
         "—" if ratio is None else f"{ratio:.2f}x",
         f"{row['time_to_first_token_s']:.2f} s",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's rendering, and what it says of input it cannot use."""
+"""The demo's plan, its tables, and what it says of input it cannot use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,25 @@ from typer.testing import CliRunner
 
 from diffspec import __version__
 from diffspec.cli import demo, realtext, report
-from diffspec.cli.arms import DIFFSPEC, EAGLE3, TARGET_ONLY, Request, Result, three_arms
+from diffspec.cli.arms import (
+    DIFFSPEC,
+    EAGLE3,
+    EAGLE3_LONG,
+    LONG_WINDOW,
+    TARGET_ONLY,
+    Request,
+    Result,
+    four_arms,
+    three_arms,
+)
 from diffspec.cli.client import Completion
 from diffspec.cli.main import app
 from diffspec.cli.progress import Reporter
 from diffspec.testbed.counters import SpecCounters
 
 TOKENS = [5, 6, 7, 8]
+RECALL = {"num_speculative_tokens": 2, "draft_window": 10, "long_draft_window": None}
+SKIPPED = {"skipped": "Not [here]."}
 
 
 def result(arm: str, request: Request, speed: float, **completion: object) -> Result:
@@ -66,15 +78,14 @@ def test_rejected_placeholders_are_explained_only_past_the_window(results: list[
     assert report.placeholder_note(report.rows(results[:2]), window=10) is None
 
 
-def render(sections: dict[str, object]) -> str:
+def render(sections: dict[str, object], width: int = 120) -> str:
     out = io.StringIO()
-    demo.show(sections, Console(file=out, width=120, highlight=False))
+    demo.show(sections, Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 
 def test_the_tables_say_what_happened(results: list[Result]) -> None:
-    recall = {"num_speculative_tokens": 2, "draft_window": 10, "rows": report.rows(results)}
-    said = render({"recall": recall, "text": {"skipped": "Not [here]."}})
+    said = render({"recall": RECALL | {"rows": report.rows(results)}, "text": SKIPPED})
     lines = {tuple(c.strip() for c in x.split("│")[1:3]): x for x in said.splitlines() if "│" in x}
     assert "differ at 2" in said
     assert "4/4" in lines["", DIFFSPEC]
@@ -84,24 +95,47 @@ def test_the_tables_say_what_happened(results: list[Result]) -> None:
     assert "0.80x" in stock_past_window
     assert "* The draft's configuration says 10 positions." in said
     assert "Real text: skipped. Not [here]." in said
+    assert "ratio to" in said
+    assert "(illustration)" in said
     assert "not a benchmark" in said
 
 
-def test_the_continuation_is_shown_with_what_was_left_out(results: list[Result]) -> None:
-    short = [r for r in results if len(r.request.prompt) == 4]
+@pytest.mark.parametrize(("width", "positions"), [(120, True), (100, False), (80, False)])
+def test_no_figure_is_cut_on_a_narrow_terminal(
+    results: list[Result], width: int, positions: bool
+) -> None:
+    rows = report.rows(results)
+    for row in rows:  # the widest there are
+        row["arm"] = EAGLE3_LONG if row["arm"] == EAGLE3 else row["arm"]
+        row |= {"prompt_tokens": row["prompt_tokens"] + 16384, "generated_tokens": 256}
+        row |= {"per_position_acceptance": [0.98] * 3, "first_difference": None}
+        row["time_to_first_token_s"] = 23.45
+    said = render({"recall": RECALL | {"rows": rows}, "text": SKIPPED}, width)
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= width
+    assert said.count("23.45 s") == len(rows)
+    assert ("accepted per position" in said) == positions
+
+
+@pytest.mark.parametrize(("long", "said"), [(None, False), (LONG_WINDOW, True)])
+def test_a_second_draft_is_named_where_there_is_one(long: int | None, said: bool) -> None:
+    title = report.recall_title(RECALL | {"long_draft_window": long})
+    assert "draft built for 10 positions" in title
+    assert (str(LONG_WINDOW) in title) == said
+
+
+def test_the_longest_prompts_continuation_is_shown(results: list[Result]) -> None:
     section = {
         "file": "play.txt",
-        "dropped_tokens": 17,
+        "file_tokens": 57,
         "dtype": "bfloat16",
         "num_speculative_tokens": 3,
         "continuation": " And then [exit] he left.",
-        "rows": report.rows(short),
+        "rows": report.rows(results),
     }
-    recall = {"num_speculative_tokens": 2, "draft_window": 10, "rows": []}
-    said = render({"recall": recall, "text": section})
+    said = render({"recall": RECALL | {"rows": []}, "text": section})
     assert "And then [exit] he left." in said
-    assert "play.txt, continued by DiffSpec's server" in said
-    assert "first 17 tokens" in said
+    assert "play.txt, its last 40 tokens continued by DiffSpec's server" in said
     assert "bfloat16" in said
 
 
@@ -113,6 +147,29 @@ def test_diffspec_differs_from_stock_in_its_keys_alone() -> None:
         "draft_context_policy": "diffspec",
         "diffspec_token_budget": 512,
     }
+
+
+def test_the_fourth_arm_is_stock_with_another_draft() -> None:
+    arms = four_arms(Path("short"), Path("long"), 5)
+    by_label = {arm.label: arm.speculative for arm in arms}
+    assert list(by_label) == [TARGET_ONLY, EAGLE3_LONG, EAGLE3, DIFFSPEC]
+    assert by_label[EAGLE3_LONG] == {**(by_label[EAGLE3] or {}), "model": "long"}
+    assert by_label[EAGLE3] == three_arms(Path("short"), 5)[1].speculative
+
+
+def test_the_plans_hold_what_the_readme_says() -> None:
+    full, quick = demo.Plan(), demo.QUICK
+    assert full.lengths == (2048, 8192, 16384)
+    assert full.generate == 256
+    assert full.text_lengths == (1500, 4000, 7000)
+    assert full.long_draft
+    assert full.text_target_only
+    assert not quick.long_draft
+    assert set(quick.lengths) < set(full.lengths)
+    for plan in (full, quick):
+        assert max(plan.lengths) + plan.generate < LONG_WINDOW
+        assert max(plan.text_lengths) + plan.text_generate + realtext.MARGIN <= realtext.CONTEXT
+        assert min(plan.text_lengths) > realtext.KEYS["diffspec_token_budget"]
 
 
 @pytest.mark.parametrize(
@@ -133,12 +190,26 @@ def test_bfloat16_is_used_where_the_cpu_has_it(
     assert realtext.native_dtype(cpuinfo) == dtype
 
 
-@given(st.lists(st.integers()), st.integers(0, 20))
-def test_a_long_text_keeps_its_end(tokens: list[int], room: int) -> None:
-    kept, dropped = realtext.keep_end(tokens, room)
-    assert len(kept) <= room
-    assert tokens[:dropped] + kept == tokens
-    assert dropped == 0 or len(kept) == room
+@given(st.lists(st.integers(), min_size=1), st.sets(st.integers(1, 20), min_size=1))
+def test_prompts_are_ends_of_the_text(tokens: list[int], lengths: set[int]) -> None:
+    prompts = realtext.ends(tokens, lengths)
+    for prompt in prompts:
+        assert tokens[: len(tokens) - len(prompt)] + prompt == tokens
+    found = [len(prompt) for prompt in prompts]
+    fitting = {n for n in lengths if n <= len(tokens)}
+    whole = {len(tokens)} if fitting != lengths else set()
+    assert found == sorted(fitting | whole)
+
+
+def test_our_text_ends_where_the_passage_does() -> None:
+    named = realtext.find_text(None)
+    if named is None:
+        pytest.skip("the repository's data is not here")
+    name, text = named
+    assert name.startswith("winters-tale.txt")
+    assert text.endswith(realtext.PASSAGE.read_text(encoding="utf-8"))
+    assert realtext.PLAY.read_text(encoding="utf-8").startswith(text)
+    assert len(text) > 4 * 7000  # more than four characters to a token would be rare
 
 
 @pytest.mark.parametrize(
@@ -169,12 +240,12 @@ def test_a_text_that_cannot_be_used_is_refused_before_anything_runs(
 def test_without_the_repositorys_data_the_text_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realtext, "PASSAGES", tmp_path / "passages")
+    monkeypatch.setattr(realtext, "PLAY", tmp_path / "play.txt")
     monkeypatch.setattr(realtext, "HEAD", tmp_path / "head")
     assert realtext.find_text(None) is None
     with Reporter(Console(file=io.StringIO())) as reporter:
         section = realtext.text_section(
-            ("a.txt", "Once"), 8, 64, tmp_path / "out", reporter, with_target_only=True
+            ("a.txt", "Once"), (8, 9), 4, tmp_path / "out", reporter, with_target_only=True
         )
     assert list(section) == ["skipped"]
     assert not (tmp_path / "out").exists()
@@ -207,10 +278,10 @@ def test_the_command_imports_nothing_heavy_until_it_runs() -> None:
     assert ran.stdout == "[]\n"
 
 
-def test_the_demo_module_loads_neither_torch_nor_vllm() -> None:
+def test_the_demo_module_loads_nothing_heavy() -> None:
     code = (
         "import sys, diffspec.cli.demo;"
-        "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+        "print(sorted({'torch', 'vllm', 'transformers', 'matplotlib'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
