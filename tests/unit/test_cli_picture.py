@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from diffspec.cli import demo, picture
 from diffspec.cli.arms import DIFFSPEC, EAGLE3, EAGLE3_LONG, TARGET_ONLY
 from diffspec.cli.machine import machine
+from diffspec.cli.main import app
 from diffspec.cli.progress import Reporter
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -163,3 +165,35 @@ def test_the_machine_is_its_cores_and_its_processor(tmp_path: Path) -> None:
     cores = f"{len(os.sched_getaffinity(0))} CPU cores, "
     assert machine(tmp_path / "cpuinfo") == f"{cores}Some CPU @ 2 GHz"
     assert machine(tmp_path / "none").startswith(cores)
+
+
+@pytest.fixture
+def command(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments of the command, whose servers are replaced by what they would have answered."""
+    full = {"per_position_acceptance": [], "first_difference": None, "reference": TARGET_ONLY}
+    full |= {"generated_tokens": 9, "ratio": 1.0, "time_to_first_token_s": 0.5}
+    full |= {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
+    recall = document["recall"] | {"rows": [full | row for row in document["recall"]["rows"]]}
+    outcome = demo.Outcome({"recall": recall, "text": {"skipped": "not here"}})
+    monkeypatch.setattr(demo, "run_demo", lambda *_: outcome)
+    return ["demo", "--json", "--out"]
+
+
+def test_json_alone_is_printed_with_json(command: list[str], tmp_path: Path) -> None:
+    ran = CliRunner().invoke(app, [*command, str(tmp_path)])
+    assert ran.exit_code == 0
+    printed = json.loads(ran.stdout)
+    assert printed == json.loads((tmp_path / "demo-results.json").read_text())
+    assert "illustration" in printed["note"].lower()
+    assert printed["failures"] == []
+
+
+def test_what_was_measured_is_printed_even_if_it_cannot_be_written(
+    command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "demo-results.json").mkdir()
+    ran = CliRunner().invoke(app, [*command, str(tmp_path)])
+    assert ran.exit_code == 1
+    assert len(json.loads(ran.stdout)["recall"]["rows"]) == 12
+    assert "FAILED: results not written" in ran.stderr
+    assert "Traceback" not in ran.output
