@@ -68,6 +68,12 @@ class KeyPages:
         """Shape of one page as read: ``(heads, head_dim, block_size)``."""
         return self.heads, self.head_dim, self.block_size
 
+    @property
+    def view(self) -> Tensor | None:
+        """All pages where they lie, ``[blocks, heads, head_dim, block_size]``; None where the
+        layout allows no view."""
+        return self._pages if self._permutation is None else None
+
     def read(self, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         """Keys of ``blocks`` ``[n]`` (int64) as ``[n, heads, head_dim, block_size]``, written to
         ``out`` of that shape and the pages' dtype where the layout allows it."""

@@ -7,15 +7,29 @@ one drafting cycle and are overwritten by the next accepted tokens.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from diffspec.compact_kv.kernels import TORCH, KernelChoice, try_kernel
 from diffspec.compact_kv.rope import LocalRope
+
+if TYPE_CHECKING:
+    from diffspec.compact_kv.triton_attention import SplitAttention
 
 
 class WorkingCache:
-    """K and V of ``slots`` requests, ``[slots, heads, budget, head_dim]`` each, zeroed at init."""
+    """K and V of ``slots`` requests, ``[slots, heads, budget, head_dim]`` each, zeroed at init.
+
+    Args:
+        kernels: whose kernels attend; torch's do, with a reason, where Triton's do not fit.
+        query_heads: query heads on this rank, for Triton's workspace; the cache's heads if None.
+
+    Attributes:
+        kernels: whose kernels work, for logs.
+    """
 
     def __init__(
         self,
@@ -27,11 +41,26 @@ class WorkingCache:
         dtype: torch.dtype,
         device: torch.device,
         rope: LocalRope,
+        kernels: KernelChoice = TORCH,
+        query_heads: int | None = None,
     ) -> None:
         shape = (slots, heads, budget, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.rope = rope
+        self._attention: SplitAttention | None
+        self.kernels, self._attention = try_kernel(
+            kernels, lambda: self._build_attention(query_heads or heads)
+        )
+
+    def _build_attention(self, query_heads: int) -> SplitAttention:
+        from diffspec.compact_kv.triton_attention import SplitAttention
+
+        attention = SplitAttention(self.k, self.v, query_heads=query_heads)
+        zero = torch.zeros(1, dtype=torch.int64, device=self.k.device)
+        q = self.k.new_zeros((1, query_heads, self.k.shape[-1]))
+        attention.attend(q, zero, zero + 1, 1, 1.0)
+        return attention
 
     @staticmethod
     def slot_bytes(*, budget: int, heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -41,7 +70,8 @@ class WorkingCache:
     @property
     def nbytes(self) -> int:
         """Bytes held for good."""
-        return self.k.nbytes + self.v.nbytes
+        workspace = 0 if self._attention is None else self._attention.nbytes
+        return self.k.nbytes + self.v.nbytes + workspace
 
     def clear(self, slots: Tensor) -> None:
         """Forget what earlier owners left in ``slots`` ``[r]`` (int64).
@@ -97,8 +127,11 @@ class WorkingCache:
             dense: the first slot when ``slots`` are consecutive (read in place), else -1.
 
         Returns:
-            ``[b, query_heads · head_dim]`` in the cache's dtype.
+            ``[b, query_heads · head_dim]`` in the cache's dtype; by Triton, a buffer that the
+            next call overwrites.
         """
+        if self._attention is not None:
+            return self._attention.attend(q, slots, counts, longest, scale)
         b, heads = q.shape[0], self.k.shape[1]
         if dense >= 0:
             k, v = self.k[dense : dense + b, :, :longest], self.v[dense : dense + b, :, :longest]

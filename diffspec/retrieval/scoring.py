@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diffspec.compact_kv.kernels import TORCH, KernelChoice, try_kernel
 from diffspec.compact_kv.pages import KeyPages
+
+if TYPE_CHECKING:
+    from diffspec.retrieval.triton_scoring import TileScorer
 
 #: Keys per product where pages are read in place; large enough to drown the call overhead.
 TILE_TOKENS = 8192
 #: Bytes of float32 keys per product where they are copied first. Small enough to stay in a
 #: processor's cache between the copy and the product, which makes the pass cost one read.
 TILE_BYTES = 4 << 20
+#: Largest granule of the Triton kernel, tokens: its smallest tile has 32 and holds whole granules.
+TRITON_GRANULE = 32
 
 
 class ChunkScorer:
@@ -48,6 +55,11 @@ class ChunkScorer:
         reduce: sums a ``[requests, chunks]`` tensor of per-rank head sums over tensor-parallel
             ranks, in place; None on one rank.
         total_query_heads: query heads over all ranks.
+        kernels: whose kernels fill the workspace; :meth:`bind` goes back to torch, with a reason,
+            where Triton's do not fit.
+
+    Attributes:
+        kernels: whose kernels work, for logs; final after :meth:`bind`.
     """
 
     def __init__(
@@ -65,10 +77,15 @@ class ChunkScorer:
         device: torch.device,
         reduce: Callable[[Tensor], None] | None = None,
         total_query_heads: int | None = None,
+        kernels: KernelChoice = TORCH,
     ) -> None:
         self.scale, self.chunk_size, self.block_size = scale, chunk_size, block_size
         self.query_heads, self.max_requests = query_heads, max_requests
         self.granule = math.gcd(chunk_size, block_size)
+        if kernels.kernels == "triton":
+            self.granule = math.gcd(self.granule, TRITON_GRANULE)
+        self.kernels = kernels
+        self._tile_scorer: TileScorer | None = None
         self._reduce = reduce
         self._total_heads = total_query_heads or query_heads
         both = math.lcm(chunk_size, block_size)
@@ -96,6 +113,25 @@ class ChunkScorer:
                 f"scorer for {self._raw.dtype} pages of {tuple(self._tile.shape[1:])}"
             )
         self._pages = pages
+        self.kernels, self._tile_scorer = try_kernel(self.kernels, self._build_tile_scorer)
+
+    def _build_tile_scorer(self) -> TileScorer:
+        from diffspec.retrieval.triton_scoring import TileScorer
+
+        assert self._pages is not None
+        if (view := self._pages.view) is None:
+            raise ValueError(f"pages are {self._pages.layout}")
+        scorer = TileScorer(
+            view, query_heads=self.query_heads, scale=self.scale, granule=self.granule
+        )
+        device = view.device
+        scorer.fill(
+            self._lse[:1],
+            torch.zeros((1, self.query_heads, view.shape[2]), dtype=view.dtype, device=device),
+            torch.zeros((1, 1), dtype=torch.int32, device=device),
+            torch.ones(1, dtype=torch.int64, device=device),
+        )
+        return scorer
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +156,10 @@ class ChunkScorer:
         chunks = -(-longest // self.chunk_size)
         granules = chunks * self.chunk_size // self.granule
         lse = self._lse[:requests, :, :granules]
-        self._fill(lse, query, block_table, lengths, longest)
+        if self._tile_scorer is None:
+            self._fill(lse, query, block_table, lengths, longest)
+        else:
+            self._tile_scorer.fill(lse, query, block_table, lengths)
         if self.granule < self.chunk_size:
             lse = lse.view(requests, self.query_heads, chunks, -1).logsumexp(-1)
         mass: Tensor = lse.softmax(-1).sum(1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from diffspec.adaptive_depth.policy import FixedDepth
+from diffspec.compact_kv.kernels import kernels_for
 from diffspec.compact_kv.rope import LocalRope
 from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.cycle import DraftingCycle
@@ -49,7 +50,7 @@ def build_cycle(
         memory: bytes vLLM was given on this device.
         block_size: tokens per page at the granularity of the host's block tables.
     """
-    parts = head.parts
+    parts, kernels = head.parts, kernels_for(device)
     size = WorkingCache.slot_bytes(
         budget=settings.token_budget, heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype
     )
@@ -61,6 +62,8 @@ def build_cycle(
         dtype=dtype,
         device=device,
         rope=rope,
+        kernels=kernels,
+        query_heads=parts.query_heads,
     )
     scorer = ChunkScorer(
         block_size=block_size,
@@ -73,6 +76,7 @@ def build_cycle(
         max_model_len=max_model_len,
         max_requests=min(RETRIEVAL_GROUP, max_num_seqs),
         device=device,
+        kernels=kernels,
     )
     geometry = Geometry(
         chunk=settings.chunk_size,

@@ -176,10 +176,12 @@ class DiffSpecSession:
         self._lift_length_limit()
         logger.info(
             "DiffSpec: draft keeps unrotated K and V in its %d own pages of %d tokens; target "
-            "keys are read as %s pages",
+            "keys are read as %s pages; kernels: scoring by %s, attention by %s",
             canonical.num_blocks,
             canonical.block_size,
             pages.layout,
+            self.cycle.working_set.scorer.kernels,
+            self.cycle.working_set.working.kernels,
         )
 
     def before_step(self, scheduler_output: Any) -> None:
