@@ -18,7 +18,7 @@ MODULES = {
 }
 #: A part may import parts further to the left, and itself.
 ORDER = (
-    ("environment", "keys", "settings"),
+    ("environment", "keys", "schemas", "settings"),
     ("compact_kv", "adaptive_depth"),
     ("retrieval",),  # scores the pages compact_kv describes
     ("proposer",),
