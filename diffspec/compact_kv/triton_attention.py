@@ -22,7 +22,8 @@ from torch import Tensor
 from diffspec.compact_kv.kernels import check_fit, must_widen, rows_per_tile
 
 
-@triton.jit
+# The slots and counts of a call may lie anywhere; a second compilation under a request is worse.
+@triton.jit(do_not_specialize_on_alignment=["slots", "counts"])
 def _attend_split(
     values_out,
     state_out,
@@ -88,7 +89,7 @@ def _attend_split(
     tl.store(values_out + at[:, None] * DIM + dim[None, :], mixed, mask=mine[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["counts"])
 def _combine_splits(
     out,
     values_in,

@@ -20,8 +20,11 @@ from torch import Tensor
 from diffspec.compact_kv.kernels import check_fit, must_widen, rows_per_tile
 
 
-# Sizes that differ from call to call must not lead to another compilation each.
-@triton.jit(do_not_specialize=["granules", "table_stride"])
+# What differs from call to call must not lead to another compilation under a request.
+@triton.jit(
+    do_not_specialize=["granules", "table_stride"],
+    do_not_specialize_on_alignment=["table", "lengths"],
+)
 def _score_tile(
     lse,
     query,

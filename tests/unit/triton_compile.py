@@ -48,6 +48,7 @@ class Compiler:
                 else:
                     signature[name] = "fp32" if isinstance(value, float) else "i32"
                 aligned = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
+                loose |= parameter.do_not_specialize_on_alignment
                 if signature[name] != "constexpr" and aligned and not loose:
                     attributes[index,] = [["tt.divisibility", 16]]
             source = ASTSource(self.kernel, signature, constexprs=fixed, attrs=attributes)
