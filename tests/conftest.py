@@ -12,6 +12,14 @@ from diffspec.testbed.recall_pair import RecallPair, build_recall_pair
 from diffspec.testbed.smollm2 import smollm2_folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options for what a plain run leaves out."""
+    group = parser.getgroup("diffspec")
+    group.addoption(
+        "--online", action="store_true", help="run tests that download packages from the index"
+    )
+
+
 @pytest.fixture(scope="session")
 def recall_pair(tmp_path_factory: pytest.TempPathFactory) -> RecallPair:
     """A float32 recall pair with the default arguments (two target layers)."""
