@@ -295,7 +295,8 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported(
         "vspec",
         "vSpec in the same process",
-        "vSpec is active ({f.vspec}): both patch the same drafter; disable one of the two",
+        "vSpec is active ({f.vspec}): vSpec and DiffSpec patch the same drafter; disable "
+        "one of the two",
         "config",
         lambda f: f.vspec is not None,
     ),

@@ -117,10 +117,10 @@ def test_environment_conflicts(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    monkeypatch.setenv("HUST_VSPEC_ENABLE", "1")
+    monkeypatch.setenv("HUST_VSPEC_ENABLED", "1")
     text = refused()
     assert "VLLM_USE_V2_MODEL_RUNNER=1" in text
-    assert "vSpec is active (HUST_VSPEC_ENABLE=1)" in text
+    assert "vSpec is active (HUST_VSPEC_ENABLED=1): vSpec and DiffSpec patch the same" in text
 
 
 def test_vspec_is_recognised_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +128,18 @@ def test_vspec_is_recognised_by_what_it_does(monkeypatch: pytest.MonkeyPatch) ->
         def propose(self) -> None: ...
 
     assert vspec_marker(Host) is None
-    monkeypatch.setenv("HUST_VSPEC_ENABLE", "0")
+    monkeypatch.setenv("HUST_VSPEC_ENABLED", " Off")
+    monkeypatch.setenv("HUST_VSPEC_MODEL_DIR", "models")  # for its command line alone
     assert vspec_marker(Host) is None
     monkeypatch.setattr(Host.propose, "__module__", "vllm_hust_vspec.patches")
     assert vspec_marker(Host) == "Host.propose is patched"
+    monkeypatch.setattr(Host.propose, "__module__", "host")
+    monkeypatch.setattr(Host, "_vllm_hust_vspec_eagle_patched", True, raising=False)
+    assert vspec_marker(Host) == "Host._vllm_hust_vspec_eagle_patched is patched"
+    monkeypatch.setenv("HUST_SPECSLO_ENABLED", "1")  # an older name; the present one says off
+    assert vspec_marker(Host) == "Host._vllm_hust_vspec_eagle_patched is patched"
+    monkeypatch.delenv("HUST_VSPEC_ENABLED")
+    assert vspec_marker(Host) == "HUST_SPECSLO_ENABLED=1"
     monkeypatch.setenv("VLLMHUST_EXT_ENABLED_BUNDLES", "org.vllm-hust.vspec")
     assert "org.vllm-hust.vspec" in str(vspec_marker(Host))
 

@@ -193,7 +193,7 @@ TRIGGERS: dict[str, tuple[dict[str, Any], str]] = {
     "prompt_embeddings": ({"prompt_embeds": True}, "--enable-prompt-embeds"),
     "sleep_mode": ({"sleep_mode": True}, "--enable-sleep-mode"),
     "multimodal": ({"multimodal": True}, "--language-model-only"),
-    "vspec": ({"vspec": "HUST_VSPEC_ENABLE=1"}, "HUST_VSPEC_ENABLE=1"),
+    "vspec": ({"vspec": "HUST_VSPEC_ENABLED=1"}, "HUST_VSPEC_ENABLED=1"),
     "target_mla": ({"target_mla": True}, "the target uses multi-head latent attention"),
     "hybrid_target": ({"target_hybrid": True}, "hybrid model"),
     "draft_mla": ({"draft_mla": True}, "the draft uses multi-head latent attention"),

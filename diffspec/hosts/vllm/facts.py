@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from diffspec.environment import ENABLED_BUNDLES, enabled_bundles
+from diffspec.environment import vspec_switched_on
 from diffspec.hosts.unsupported import LaunchFacts
 from diffspec.keys import normalise
 
@@ -118,6 +118,7 @@ def worker_facts(vllm_config: Any) -> LaunchFacts:
     Lets a worker repeat the refusals on what the host made of the flags in the meantime.
     """
     from vllm.v1.spec_decode.eagle import EagleProposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     config, model = vllm_config.speculative_config, vllm_config.model_config
     known = _model_and_parallel_facts(model, vllm_config.parallel_config)
@@ -138,7 +139,7 @@ def worker_facts(vllm_config: Any) -> LaunchFacts:
         lora=vllm_config.lora_config is not None,
         prompt_embeds=bool(model.enable_prompt_embeds),
         sleep_mode=bool(model.enable_sleep_mode),
-        vspec=vspec_marker(EagleProposer),
+        vspec=vspec_marker(EagleProposer, GPUModelRunner),
     )
 
 
@@ -147,12 +148,8 @@ def vspec_marker(*classes: type) -> str | None:
 
     That its package is installed or imported is not enough, since vLLM imports every plugin.
     """
-    for bundle in enabled_bundles(os.environ):
-        if "vspec" in bundle:
-            return f"{ENABLED_BUNDLES} names {bundle}"
-    for name, value in sorted(os.environ.items()):
-        if name.startswith("HUST_VSPEC_") and value.lower() not in ("", "0", "false", "no", "off"):
-            return f"{name}={value}"
+    if switch := vspec_switched_on(os.environ):
+        return switch
     for cls in (base for given in classes for base in given.__mro__):
         for name, member in vars(cls).items():
             if "vspec" in name.lower() or "vspec" in str(getattr(member, "__module__", "")):
