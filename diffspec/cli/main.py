@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from diffspec import __version__
+from diffspec.cli.evidence import app as evidence_app
 
 app = typer.Typer(
     name="diffspec",
@@ -17,6 +18,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+
+
+app.add_typer(evidence_app)
 
 
 def _version(wanted: bool) -> None:

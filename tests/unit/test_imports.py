@@ -23,6 +23,7 @@ ORDER = (
     ("retrieval",),  # scores the pages compact_kv describes
     ("proposer",),
     ("hosts",),
+    ("evidence",),
     ("testbed",),
     ("cli", "plugin"),
 )
