@@ -38,12 +38,20 @@ class ConfigError(Exception):
         return "\n".join(lines)
 
 
+def whole(value: object) -> int | None:
+    """The integer that a JSON number is, 4 for 4.0 as well; None for anything else."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
+
+
 @dataclass(frozen=True, slots=True)
 class KeySpec:
     """One key: its name in the JSON object, its attribute in the settings and its own rules.
 
-    ``kind`` is the accepted Python type. ``int`` excludes ``bool`` and ``float``; ``float`` takes
-    an ``int`` too, because JSON writes 1.0 as 1; nothing is converted from a string.
+    ``kind`` is the Python type of the setting. JSON has one kind of number, so 64.0 is the integer
+    64 and 1 the number 1.0, as JSON Schema has it too; ``bool`` is no number, and nothing is
+    converted from a string.
     """
 
     key: str
@@ -79,18 +87,22 @@ class KeySpec:
             return isinstance(value, bool)
         if self.kind is str:
             return isinstance(value, str) and value in self.choices
-        numeric: tuple[type, ...] = (int,) if self.kind is int else (int, float)
+        number = whole(value) if self.kind is int else value
         # ``type(...)`` rather than isinstance: bool is a subclass of int.
-        if type(value) not in numeric or not isinstance(value, int | float):
+        if type(number) not in (int, float) or not isinstance(number, int | float):
             return False
         # Written so that NaN, for which every comparison is false, is refused.
         if self.minimum is not None:
-            above = value > self.minimum if self.minimum_excluded else value >= self.minimum
+            above = number > self.minimum if self.minimum_excluded else number >= self.minimum
             if not above:
                 return False
-        if self.maximum is not None and not value <= self.maximum:
+        if self.maximum is not None and not number <= self.maximum:
             return False
-        return not self.power_of_two or (isinstance(value, int) and value & (value - 1) == 0)
+        return not self.power_of_two or (isinstance(number, int) and number & (number - 1) == 0)
+
+    def convert(self, value: Any) -> Any:
+        """An accepted ``value`` in the setting's own type: 64 for 64.0, or 1.0 for 1."""
+        return self.kind(value)
 
 
 KEYS: tuple[KeySpec, ...] = (

@@ -4,7 +4,8 @@
 The files are Draft 2020-12. :func:`problems` reads them a little more strictly than a plain
 validator would, so that a schema can say what the code that reads the document does:
 
-* ``3.0`` is no integer and ``NaN`` no number, as in :mod:`diffspec.settings`;
+* ``NaN`` and the infinities, which JSON does not have but Python reads, are no numbers; ``3.0`` is
+  the integer 3, as JSON Schema and :mod:`diffspec.settings` have it;
 * ``format`` is checked for ``pep440-version`` and ``pep440-range``;
 * ``uniqueItemProperties`` (a list of names, known from ajv-keywords) asks that no two objects of an
   array have the same value there;
@@ -92,9 +93,7 @@ def _line(error: ValidationError) -> str:
 
 @functools.cache
 def _validator(name: str) -> Any:
-    checker = Draft202012Validator.TYPE_CHECKER.redefine_many(
-        {"integer": _is_integer, "number": _is_number}
-    )
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("number", _is_number)
     strict = extend(
         Draft202012Validator,
         validators={"uniqueItemProperties": _unique_item_properties},
@@ -106,12 +105,10 @@ def _validator(name: str) -> Any:
     return strict(load(name), format_checker=formats)
 
 
-def _is_integer(_: object, value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_number(_: object, value: object) -> bool:
-    return _is_integer(_, value) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_version(value: object) -> bool:

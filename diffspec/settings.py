@@ -113,7 +113,8 @@ class DiffSpecSettings:
             problems.append(f"settings payload: notes = {_show(lines)}: must be a list of strings")
         if problems:
             raise ConfigError(*problems, "install the same vllm-diffspec in every process")
-        return cls(**{**payload, "notes": tuple(payload["notes"])})
+        values = {spec.attribute: spec.convert(payload[spec.attribute]) for spec in KEYS}
+        return cls(**values, notes=tuple(payload["notes"]))
 
     def window_chunks(self) -> int:
         """Chunks of the newest tokens that are always kept: a quarter of the budget, at least 4."""
@@ -160,8 +161,10 @@ def minimum_budget(chunk: int, interval: int, depth: int) -> int:
     """
     lowest = BY_ATTRIBUTE["token_budget"].minimum
     assert isinstance(lowest, int)
-    budget = _ceil_div(lowest, chunk) * chunk
-    # A chunk more of budget adds at most a quarter of a chunk to the window, so this ends.
+    # The window is at least a quarter of the budget less one chunk, sink and retrieval take two:
+    # no budget below four thirds of the rest and one chunk can do.
+    rest = _reserve_tokens(chunk, interval, depth) + depth - 1
+    budget = max(_ceil_div(lowest, chunk), 4 * (rest + chunk) // (3 * chunk)) * chunk
     while _pick_chunks(budget, chunk, interval, depth) < 1:
         budget += chunk
     return budget
@@ -185,7 +188,7 @@ def _read(ours: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         elif not spec.accepts(value):
             problems.append(f"{key} = {_show(value)}: must be {spec.allowed}")
         else:
-            given[spec.attribute] = float(value) if spec.kind is float else value
+            given[spec.attribute] = spec.convert(value)
         if spec is not None:
             seen.setdefault(spec.key, key)
     return given, problems

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from diffspec import __version__
+from diffspec.cli.config import app as config_app
 from diffspec.cli.evidence import app as evidence_app
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 
 
+app.add_typer(config_app)
 app.add_typer(evidence_app)
 
 

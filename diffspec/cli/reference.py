@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference page, written from the tables that the code itself obeys.
+"""Two pages, written from the schema and the tables that the code itself obeys.
 
 python -m diffspec.cli.reference > docs/reference.md
+python -m diffspec.cli.reference configuration > docs/configuration.md
 """
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterable, Sequence
 
+from diffspec.configuration import explain
 from diffspec.hosts.surface import SUPPORTED, TESTED
 from diffspec.hosts.touch_points import TOUCH_POINTS
 from diffspec.hosts.unsupported import UNSUPPORTED
-from diffspec.keys import KEYS
 
 _HEAD = """# Reference
 
-Written by `python -m diffspec.cli.reference` from the tables in `diffspec/keys.py`,
+Written by `python -m diffspec.cli.reference` from `schemas/diffspec.schema.json` and the tables in
 `diffspec/hosts/touch_points.py` and `diffspec/hosts/unsupported.py`; a test keeps it current.
 """
 
@@ -24,7 +25,8 @@ _KEYS = """## Keys of `--speculative-config`
 
 All sit inside the JSON object beside vLLM's own keys; dashes and underscores are the same. A value
 you give is used as it is or refused; a *default* that does not fit the draft or the depth is
-adjusted, and the log says so.
+adjusted, and the log says so. More about each, and the file that holds them for the extension
+manager: [configuration.md](configuration.md).
 """
 
 _REFUSED = """## Refused at start
@@ -42,20 +44,30 @@ instance, *overridden* is a subclass of vLLM's own.
 """
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)]) + "\n"
 
 
+def key_table(items: Iterable[explain.Explained]) -> str:
+    """A Markdown table of keys, as the schema describes them."""
+    return table(
+        ("key", "default", "allowed", "meaning"),
+        (
+            (f"`{k.key}`", f"`{k.default}`" if k.default else "", k.allowed, k.meaning)
+            for k in items
+        ),
+    )
+
+
 def reference_markdown() -> str:
     """The whole page."""
-    keys = _table(
-        ("key", "default", "allowed", "meaning"),
-        ((f"`{k.key}`", f"`{json.dumps(k.default)}`", k.allowed, k.meaning) for k in KEYS),
-    )
-    refused = _table(
+    keys = key_table(item for item in explain.all_keys() if item.ours)
+    refused = table(
         ("id", "what", "judged"),
         (
             (
@@ -71,7 +83,7 @@ def reference_markdown() -> str:
         f"Accepted vLLM releases: {lines}. Tested: {', '.join(TESTED)}, CPU build. Rows marked "
         "(cuda) hold against the source of that release; nothing was run on a GPU yet.\n"
     )
-    touched = _table(
+    touched = table(
         ("where", "how", "what", "why"),
         (
             (
@@ -86,5 +98,14 @@ def reference_markdown() -> str:
     return "\n".join([_HEAD, _KEYS, keys, _REFUSED, refused, _TOUCHED, hosts, touched])
 
 
+def _main(arguments: Sequence[str]) -> None:
+    # The other page needs the tables above.
+    from diffspec.cli.configuration_page import configuration_markdown
+
+    if arguments not in ([], ["configuration"]):
+        raise SystemExit("usage: python -m diffspec.cli.reference [configuration]")
+    print(configuration_markdown() if arguments else reference_markdown(), end="")
+
+
 if __name__ == "__main__":
-    print(reference_markdown(), end="")
+    _main(sys.argv[1:])

@@ -23,7 +23,8 @@ ORDER = (
     ("retrieval",),  # scores the pages compact_kv describes
     ("proposer",),
     ("hosts",),
-    ("evidence",),
+    ("configuration", "evidence"),
+    ("doctor",),
     ("testbed",),
     ("cli", "plugin"),
 )

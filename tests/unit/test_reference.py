@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published reference says what the code's own tables say."""
+"""The published pages say what the schema and the code's own tables say."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from diffspec.cli.configuration_page import configuration_markdown
 from diffspec.cli.reference import reference_markdown
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference_markdown(), (
+def test_the_reference_is_current() -> None:
+    assert (DOCS / "reference.md").read_text(encoding="utf-8") == reference_markdown(), (
         "run: python -m diffspec.cli.reference > docs/reference.md"
+    )
+
+
+def test_the_configuration_page_is_current() -> None:
+    assert (DOCS / "configuration.md").read_text(encoding="utf-8") == configuration_markdown(), (
+        "run: python -m diffspec.cli.reference configuration > docs/configuration.md"
     )

@@ -34,14 +34,14 @@ SOME_KEYS = st.fixed_dictionaries({}, optional=KEY_VALUES)
 WRONG: dict[str, list[Any]] = {
     "draft_context_policy": ["Full", "", "on", True, None, 1, ["full"]],
     "diffspec_verification_mode": ["chain", "AUTO", None, 0],
-    "diffspec_chunk_size": [0, 8, 15, 48, 1024, -64, 64.0, "64", True, None, [64]],
-    "diffspec_token_budget": [0, 64, 127, 65537, 65600, -2048, 2048.0, "2048", True, None],
-    "diffspec_retrieval_interval": [0, -1, 257, 4.0, "4", True, None],
-    "diffspec_max_tree_nodes": [0, -1, 1025, 50.0, "50", False, None],
+    "diffspec_chunk_size": [0, 8, 15, 48, 1024, -64, 64.5, 48.0, "64", True, None, [64]],
+    "diffspec_token_budget": [0, 64, 127, 65537, 65600, -2048, 2048.5, 64.0, "2048", True, None],
+    "diffspec_retrieval_interval": [0, -1, 257, 4.5, math.nan, "4", True, None],
+    "diffspec_max_tree_nodes": [0, -1, 1025, 50.1, math.inf, "50", False, None],
     "diffspec_tree_threshold": [0, 0.0, -0.5, 1.5, math.nan, math.inf, "0.75", True, None, 2],
     "diffspec_adaptive_profile": [0, 1, "true", "false", None, 1.0],
-    "diffspec_long_context_threshold": [0, -1, 49152.0, "49152", True, None],
-    "diffspec_long_context_depth": [0, -1, 2.0, "2", True, None],
+    "diffspec_long_context_threshold": [0, -1, 49152.5, math.inf, "49152", True, None],
+    "diffspec_long_context_depth": [0, -1, 2.5, -math.inf, "2", True, None],
 }
 
 
@@ -148,6 +148,15 @@ def test_an_integer_threshold_becomes_a_float() -> None:
     assert type(value) is float
 
 
+def test_a_float_that_is_an_integer_becomes_one() -> None:
+    settings = parse({"diffspec_chunk_size": 32.0, "diffspec_long_context_threshold": 1e300})
+    assert settings.chunk_size == 32
+    assert type(settings.chunk_size) is int
+    assert settings.long_context_threshold == int(1e300)
+    payload = settings.to_payload() | {"chunk_size": 32.0}
+    assert type(DiffSpecSettings.from_payload(payload).chunk_size) is int
+
+
 @pytest.mark.parametrize(
     ("ours", "depth", "window", "expected"),
     [
@@ -251,6 +260,12 @@ def test_minimum_budget_is_the_least_that_parses(chunk: int, interval: int, dept
         assert f"at least {least}" in problems_of(
             ours | {"diffspec_token_budget": least - chunk}, depth
         )
+
+
+def test_an_absurd_depth_is_refused_and_not_searched_for() -> None:
+    text = problems_of({}, 10**15)
+    assert "no budget fits: at least 6666666666666880 is needed" in text
+    assert "at most 65536 is possible" in text
 
 
 def test_successor_chunks_cover_what_an_interval_can_read() -> None:
