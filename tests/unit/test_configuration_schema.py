@@ -156,6 +156,7 @@ def speculative_configs(draw: Callable[..., Any]) -> dict[str, Any]:
 @given(speculative_configs())
 @example({})
 @example({"diffspec_chunk_size": 64.0, "diffspec-token-budget": 2048.0})
+@example({"diffspec_verification_mode": "tree"})
 @example({"diffspec_tree_threshold": math.nan})
 @example({"diffspec_tree_threshold": 1})
 @example({"diffspec_chunk_size": 64, "diffspec-chunk_size": 64})
