@@ -13,10 +13,16 @@ from diffspec.testbed.smollm2 import smollm2_folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options for what a plain run leaves out."""
+    """Options for what a plain run leaves out or does otherwise."""
     group = parser.getgroup("diffspec")
     group.addoption(
         "--online", action="store_true", help="run tests that download packages from the index"
+    )
+    group.addoption(
+        "--manager",
+        choices=("standin", "path"),
+        default="standin",
+        help="whose vllm-hust-ext tests/lifecycle drives: the stand-in's, or that on the PATH",
     )
 
 
