@@ -54,7 +54,7 @@ class Plan:
     generate: int = 256
     long_draft: bool = True
     text_lengths: tuple[int, ...] = (1500, 4000, 7000)
-    text_generate: int = 64
+    text_generate: int = 48
     text_target_only: bool = True
 
 

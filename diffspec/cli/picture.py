@@ -89,6 +89,7 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], title: str) -> None:
         labels = ["" if length is None else f"{length:.2f}" for length in drafted]
         axes.bar_label(bars, labels, fontsize="x-small", padding=2)
     axes.set_xticks(range(len(lengths)), [f"{n:,}".replace(",", " ") for n in lengths])
+    axes.set_xlim(-0.8, len(lengths) - 0.2)
     axes.set_xlabel("prompt (tokens)")
     axes.set_ylabel("decode speed (tokens/s)")
     axes.set_title(title, fontsize="medium")
