@@ -10,6 +10,7 @@ import typer
 
 from diffspec import __version__
 from diffspec.cli.config import app as config_app
+from diffspec.cli.doctor import doctor
 from diffspec.cli.evidence import app as evidence_app
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 
 
+app.command()(doctor)
 app.add_typer(config_app)
 app.add_typer(evidence_app)
 

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the checks together: what is asked for decides which of them run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from diffspec.doctor import command, config_file, host, lanes, manager, pair, plugins, speculative
+from diffspec.doctor.arguments import Command, CommandError
+from diffspec.doctor.checkpoint import Checkpoint, load, locate
+from diffspec.doctor.findings import Finding, Report, error, warning
+from diffspec.doctor.source import HostSource
+from diffspec.doctor.surroundings import Platform, Surroundings
+from diffspec.environment import EXTENSION_ID
+from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.settings import ConfigError
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the doctor is asked; everything is optional.
+
+    ``platform`` None takes what is installed here. ``command`` is a command line in words.
+    """
+
+    target: Path | None = None
+    draft: Path | None = None
+    config_file: Path | None = None
+    command: Sequence[str] = ()
+    platform: Platform | None = None
+    deep: bool = False
+
+
+def diagnose(question: Question, around: Surroundings | None = None) -> Report:
+    """Run every check that applies: always host, plugins and Manager, and what is asked for."""
+    around = around or Surroundings()
+    taken = command.unwrap(question.command) if question.command else None
+    if taken is not None:
+        around = replace(around, environ={**around.environ, **taken.environment})
+    here = around.platform()
+    platform = question.platform or here
+    state = manager.read_state(around.environ)
+    root = around.package("vllm")
+    source = HostSource(root) if root is not None else None
+
+    elsewhere = platform != here
+    if platform is not None and elsewhere:
+        found = host.elsewhere(platform, here)
+    else:
+        found = host.check(around, platform, deep=question.deep)
+        found += plugins.check(around)
+        found += manager.check(around, state)
+
+    document: dict[str, Any] | None = None
+    if question.config_file is not None:
+        document, more = config_file.check(question.config_file)
+        found += more
+    stored = _speculative_of(document)
+    if stored is None and document is None and EXTENSION_ID in state.enabled():
+        stored = state.speculative_config(EXTENSION_ID)
+
+    reading = None
+    if taken is not None:
+        by_manager = taken.managed or question.config_file is not None
+        hosts = {} if elsewhere else around.hosts()
+        reading = command.read(taken, stored, hosts, managed=by_manager)
+        found += reading.findings
+    given = reading.speculative if reading else _speculative_of(document)
+    run = reading.command if reading else None
+    found += _launch(question, given, run, platform, source, around.environ)
+    return Report.of(_once(found))
+
+
+def _speculative_of(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    options = (document or {}).get("launch_options")
+    value = options.get("speculative_config") if isinstance(options, dict) else None
+    return value if isinstance(value, dict) else None
+
+
+def _launch(
+    question: Question,
+    given: Mapping[str, Any] | None,
+    run: Command | None,
+    platform: Platform | None,
+    source: HostSource | None,
+    environ: Mapping[str, str],
+) -> list[Finding]:
+    """The pair, the flags and the object together: rows of refusals see all of them at once."""
+    config = speculative.Speculative.of(given) if given is not None else None
+    found: list[Finding] = []
+    target = _checkpoint("target", question.target, run.model if run else None, environ, found)
+    draft = _checkpoint("draft", question.draft, config.model if config else None, environ, found)
+    judged = pair.judge(target, draft, platform, source) if target and draft else None
+    window = config.max_model_len if config else None
+    if window is None and judged is not None:
+        window = judged.trained_window
+    served = run.integer("--max-model-len") if run else None
+    if served is None and target is not None:
+        served = pair.served_length(target)
+
+    try:
+        known = _facts(config, run, judged, target, platform, environ)
+        if judged is not None:
+            found += judged.findings
+        soft = () if run is not None else ("multimodal",)
+        active = config.active if config else run is None or question.draft is not None
+        area = "command" if run is not None else "pair"
+        found += lanes.refused(known, platform, area, softened=soft) if active else []
+        if judged is not None and target is not None and draft is not None:
+            found += speculative.window_findings(window, served, config)
+            if not any(f.level == "error" and f.area == "pair" for f in found):
+                found.append(pair.summary(target, draft))
+        if config is not None and run is not None:
+            found += speculative.judge(config, window, source)
+        if platform == "ascend" and run is not None and active:
+            launch = command.ascend_launch(
+                run, known, config.depth if config else None, served, window
+            )
+            found += lanes.ascend(launch, environ)
+    except CommandError as failure:
+        found.append(error("command.parse", str(failure), "correct the command"))
+    return found
+
+
+def _checkpoint(
+    role: str,
+    folder: Path | None,
+    named: str | None,
+    environ: Mapping[str, str],
+    found: list[Finding],
+) -> Checkpoint | None:
+    if folder is None and named is None:
+        return None
+    place = folder if folder is not None else locate(named or "", environ)
+    if place is None:
+        text = f"the {role} {named} is not on this machine, so it was not looked at"
+        fix = f"give its folder with --{role}, or download it first"
+        looks_local = str(named).startswith((".", "/", "~")) or str(named).count("/") > 1
+        if looks_local:
+            hint = " (~ is not expanded inside JSON)" if str(named).startswith("~") else ""
+            found.append(
+                error(f"pair.{role}", f"{named}: no such folder{hint}", "correct the path")
+            )
+        else:
+            found.append(warning(f"pair.{role}", text, fix))
+        return None
+    try:
+        return load(place)
+    except ConfigError as failure:
+        fix = "give a model folder with its config.json"
+        found += [error(f"pair.{role}", problem, fix) for problem in failure.problems]
+        return None
+
+
+def _facts(
+    config: speculative.Speculative | None,
+    run: Command | None,
+    judged: pair.Pair | None,
+    target: Checkpoint | None,
+    platform: Platform | None,
+    environ: Mapping[str, str],
+) -> LaunchFacts:
+    known = judged.facts if judged else LaunchFacts()
+    changes: dict[str, Any] = {}
+    if run is not None:
+        flags = command.facts(run, platform, environ)
+        names = LaunchFacts.__dataclass_fields__
+        changes = {n: getattr(flags, n) for n in names if getattr(flags, n) is not None}
+        if run.switch("--language-model-only"):
+            changes["multimodal"] = False
+        if command.dtype_of(run) is None and target is not None:
+            changes["model_dtype"] = _own_dtype(target)
+    if config is not None:
+        changes |= config.facts()
+        if run is None:
+            # Ranks are not known without a command, so neither is whether the two agree.
+            changes.pop("draft_tensor_parallel_size", None)
+    return replace(known, **changes)
+
+
+def _own_dtype(target: Checkpoint) -> str | None:
+    # vLLM replaces float32 by a half type of its own choice where no type is asked for.
+    dtype = target.dtype()
+    return None if dtype == "float32" else dtype
+
+
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    """Without findings that say what an earlier one said, in whatever area."""
+    said: set[tuple[str, str]] = set()
+    kept = []
+    for finding in findings:
+        if (finding.level, finding.what) not in said:
+            said.add((finding.level, finding.what))
+            kept.append(finding)
+    return kept

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model folders of real shapes without weights, for the doctor's tests."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+#: The target of the lane that was qualified on Ascend, in shape: Qwen3.5's family, 27B.
+QWEN35_27B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "vision_config": {"depth": 27, "hidden_size": 1152},
+    "text_config": {
+        "model_type": "qwen3_5_text",
+        "dtype": "bfloat16",
+        "hidden_size": 5120,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "eos_token_id": 248044,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [11, 11, 10]},
+    },
+}
+#: A one-layer draft for it.
+EAGLE3_27B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 5120,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 248320,
+    "draft_vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "eos_token_id": 248044,
+}
+#: Drafts for Qwen3-1.7B and Qwen3-8B, which have another vocabulary and hidden size.
+EAGLE3_QWEN3 = {
+    name: {
+        **EAGLE3_27B,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "vocab_size": 151936,
+        "eos_token_id": 151645,
+    }
+    for name, hidden, heads in (("1.7B", 2048, 16), ("8B", 4096, 32))
+}
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder with nothing but a ``config.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def draft_shapes(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of every tensor an EAGLE-3 draft of this configuration has."""
+    hidden, size = config["hidden_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, 3 * config.get("target_hidden_size", hidden)),
+        "midlayer.self_attn.q_proj.weight": (q, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, q),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (config["draft_vocab_size"], hidden),
+    }
+    found: dict[str, tuple[str, tuple[int, ...]]] = {n: ("BF16", s) for n, s in shapes.items()}
+    return {"d2t": ("I64", (config["draft_vocab_size"],)), **found}
+
+
+def write_draft(
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    offsets: list[int] | None = None,
+    changes: dict[str, tuple[str, tuple[int, ...]] | None] | None = None,
+) -> Path:
+    """A draft's folder; its safetensors file has a true header and, ``d2t`` apart, only holes.
+
+    ``offsets`` are the values of ``d2t`` (target id minus draft id; 7 for every id if None).
+    ``changes`` replace tensors by name, None leaves one out.
+    """
+    write_model(folder, config)
+    tensors = draft_shapes(config) | (changes or {})
+    header: dict[str, Any] = {}
+    at = 0
+    for name, entry in tensors.items():
+        if entry is None:
+            continue
+        dtype, shape = entry
+        count = 1
+        for side in shape:
+            count *= side
+        size = count * {"I64": 8, "BF16": 2, "F32": 4, "I8": 1, "I32": 4}[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        if tensors.get("d2t") is not None:
+            rows = tensors["d2t"][1][0]  # type: ignore[index]
+            values = [7] * rows if offsets is None else offsets
+            file.write(struct.pack(f"<{len(values)}q", *values))
+        file.truncate(8 + len(text) + at)
+    return folder

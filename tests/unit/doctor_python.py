@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A made-up Python installation for the doctor: distributions that are metadata and no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from diffspec import __version__
+from diffspec.doctor.surroundings import Surroundings
+
+#: vLLM-Ascend's plugins, as its distribution registers them.
+ASCEND_PLUGINS = {
+    "vllm.platform_plugins": ["ascend"],
+    "vllm.general_plugins": ["ascend_kv_connector", "ascend_model_loader"],
+}
+OURS = {
+    "vllm.general_plugins": {"diffspec": "diffspec.plugin:register"},
+    "vllm_hust.extension_bundles": {"org.vllm-hust.diffspec": "diffspec_manifest"},
+}
+
+
+def install(
+    site: Path, name: str, version: str, entry_points: dict[str, Any] | None = None
+) -> None:
+    """Put a distribution's metadata into the folder ``site``."""
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = []
+    for group, entries in (entry_points or {}).items():
+        named = entries if isinstance(entries, dict) else {n: f"{name}:{n}" for n in entries}
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in named.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def answering(folder: Path, **answer: Any) -> str:
+    """An executable that answers the doctor's question about plugins with what is given.
+
+    ``found`` defaults to our own entry point, loadable and of this version.
+    """
+    ours = ["vllm.general_plugins", "diffspec", "diffspec.plugin:register"]
+    full = {"found": [ours], "loaded": True, "version": __version__} | answer
+    script = folder / "python"
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(full)}\nEND\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def surroundings(tmp_path: Path, environ: dict[str, str] | None = None, **answer: Any) -> Any:
+    """Surroundings with ``tmp_path/site`` as the only place where anything is installed."""
+    site = tmp_path / "site"
+    site.mkdir(exist_ok=True)
+    base = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    return Surroundings(base | (environ or {}), (str(site),), answering(tmp_path, **answer))

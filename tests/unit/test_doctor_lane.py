@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor on the lane that was qualified on Ascend: the owner's command and what departs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from diffspec.doctor.arguments import SPECULATIVE
+from diffspec.doctor.diagnose import Question, diagnose
+from diffspec.doctor.findings import Finding
+
+from .doctor_models import EAGLE3_27B, QWEN35_27B, write_draft, write_model
+from .doctor_python import surroundings
+from .test_doctor_command import only, wrong
+
+Ask = Callable[..., list[Finding]]
+
+OWNERS = (
+    *("--dtype", "bfloat16", "--tensor-parallel-size", "4", "--max-num-seqs", "4"),
+    *("--no-enable-prefix-caching", "--no-async-scheduling"),
+)
+GRAPHS = (
+    "--compilation-config",
+    '{"cudagraph_mode":"FULL_DECODE_ONLY","cudagraph_capture_sizes":[4,8,12,16]}',
+)
+
+
+@pytest.fixture
+def lane(tmp_path: Path) -> Ask:
+    """Findings about the owner's own command with ``words`` after it."""
+    target = write_model(tmp_path / "qwen", QWEN35_27B)
+    draft = write_draft(tmp_path / "eagle", EAGLE3_27B)
+    spec = {
+        "method": "eagle3",
+        "model": str(draft),
+        "num_speculative_tokens": 3,
+        "draft_tensor_parallel_size": 4,
+        "enforce_eager": False,
+        "draft_context_policy": "diffspec",
+        "diffspec_verification_mode": "auto",
+        "diffspec_chunk_size": 64,
+        "diffspec_token_budget": 2048,
+        "diffspec_retrieval_interval": 4,
+        "diffspec_max_tree_nodes": 50,
+        "diffspec_tree_threshold": 0.75,
+        "diffspec_adaptive_profile": True,
+        "diffspec_long_context_threshold": 49152,
+        "diffspec_long_context_depth": 2,
+    }
+
+    def run(*words: str, left_out: tuple[str, ...] = (), long: bool = True) -> list[Finding]:
+        flags = [w for w in (*OWNERS, *GRAPHS) if w not in left_out]
+        command = ["vllm", "serve", str(target), *flags, SPECULATIVE, json.dumps(spec), *words]
+        prefix = ["env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if long else []
+        question = Question(command=[*prefix, *command], platform="ascend")
+        return list(diagnose(question, surroundings(tmp_path)).findings)
+
+    return run
+
+
+def test_the_owners_command_passes(lane: Ask) -> None:
+    found = lane("--language-model-only")
+    assert wrong(found) == []
+    assert only(found, "lane.qualified", "ok")
+    # Only that this machine is another one, and that this release has no worker for Ascend.
+    assert {f.id for f in wrong(found, "warning")} == {"host.elsewhere", "host.platform"}
+    assert {f.id for f in wrong(lane(), "warning")} - {"host.elsewhere", "host.platform"} == {
+        "command.multimodal"
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "id", "part"),
+    [
+        (("--enable-prefix-caching",), "lane.prefix_caching", "--enable-prefix-caching"),
+        (("--async-scheduling",), "command.async_scheduling", "--async-scheduling"),
+        (("--quantization", "ascend"), "lane.quantisation", "--quantization ascend"),
+        (("--kv-cache-dtype", "int8"), "command.quantised_kv", "--kv-cache-dtype int8"),
+        (("-tp", "8"), "command.draft_tensor_parallel", "draft_tensor_parallel_size = 4"),
+        (("-pp", "2"), "command.pipeline_parallel", "--pipeline-parallel-size 2"),
+        (
+            ("--additional-config", '{"draft_window_size": 512}'),
+            "lane.draft_window",
+            "draft_window_size = 512",
+        ),
+    ],
+)
+def test_what_the_lane_forbids(lane: Ask, words: tuple[str, ...], id: str, part: str) -> None:
+    finding = only(lane(*words), id)
+    assert part in finding.what
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("words", "left_out", "id", "part"),
+    [
+        ((), ("--no-enable-prefix-caching",), "lane.prefix_caching", "is not switched off"),
+        ((), ("--no-async-scheduling",), "lane.async_scheduling", "is not switched off"),
+        (("--dtype", "half"), (), "lane.dtype", "run in float16: qualified in bfloat16"),
+        ((), GRAPHS, "lane.graphs", "graph mode left to vLLM: qualified with FULL_DECODE_ONLY"),
+        (("--enforce-eager",), (), "lane.graphs", "--enforce-eager: qualified with"),
+        (("--max-num-seqs", "8"), (), "lane.capture_sizes", "needs 32 rows but the largest"),
+        (
+            ("-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 6]}'),
+            (),
+            "lane.capture_sizes",
+            "[6] are no multiples of num_speculative_tokens + 1 = 4",
+        ),
+    ],
+)
+def test_what_was_not_qualified_is_a_warning(
+    lane: Ask, words: tuple[str, ...], left_out: tuple[str, ...], id: str, part: str
+) -> None:
+    finding = only(lane(*words, left_out=left_out), id, "warning")
+    assert part in finding.what
+    assert finding.fix
+
+
+def test_a_long_context_needs_the_lanes_variable(lane: Ask) -> None:
+    finding = only(lane(long=False), "lane.long_max_model_len", "warning")
+    assert "the served length 262144 is above the draft's 4096" in finding.what
+    short = lane("--max-model-len", "4096", long=False)
+    assert not [f for f in short if f.id == "lane.long_max_model_len"]
