@@ -107,7 +107,7 @@ def _launch(
             found += judged.findings
         soft = () if run is not None else ("multimodal",)
         active = config.active if config else run is None or question.draft is not None
-        area = "command" if run is not None else "pair"
+        area = "command" if run is not None else "config"
         found += lanes.refused(known, platform, area, softened=soft) if active else []
         if judged is not None and target is not None and draft is not None:
             found += speculative.window_findings(window, served, config)
@@ -190,9 +190,15 @@ def _own_dtype(target: Checkpoint) -> str | None:
 def _once(findings: Sequence[Finding]) -> list[Finding]:
     """Without findings that say what an earlier one said, in whatever area."""
     said: set[tuple[str, str]] = set()
+    in_files: list[str] = []
     kept = []
     for finding in findings:
-        if (finding.level, finding.what) not in said:
-            said.add((finding.level, finding.what))
-            kept.append(finding)
+        if (finding.level, finding.what) in said:
+            continue
+        if finding.level == "error" and any(finding.what in text for text in in_files):
+            continue  # of a configuration file, whose name stands before the same words
+        said.add((finding.level, finding.what))
+        if finding.id == "config.content":
+            in_files.append(finding.what)
+        kept.append(finding)
     return kept

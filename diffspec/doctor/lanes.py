@@ -25,6 +25,7 @@ DEVICE_TYPE: dict[str, str] = {"ascend": "npu"}
 NOT_ON_ASCEND = frozenset({"tensor_parallel", "hybrid_target", "attention_backend"})
 
 _ABOUT_MODELS = (
+    "multimodal",
     "target_",
     "hybrid_target",
     "no_full_attention",

@@ -368,3 +368,17 @@ def test_a_config_file_that_cannot_be_read(ask: Ask, tmp_path: Path) -> None:
     assert "no.yaml" in finding.what
     (tmp_path / "bad.yaml").write_text("a: [")
     assert "bad.yaml" in only(ask("--config", str(tmp_path / "bad.yaml")), "command.parse").what
+
+
+# -- a file alone --
+
+
+def test_a_file_alone_says_each_thing_once(tmp_path: Path, spec: dict[str, Any]) -> None:
+    changed = spec | {"method": "ngram", "kv_cache_dtype": "fp8", "diffspec_chunk_size": 50}
+    file = tmp_path / "diffspec.json"
+    file.write_text(json.dumps({"launch_options": {"speculative_config": changed}}))
+    question = Question(config_file=file, platform="cpu")
+    found = wrong(list(diagnose(question, surroundings(tmp_path)).findings))
+    for part in ("diffspec_chunk_size = 50", 'method = "ngram"', 'kv_cache_dtype = "fp8"'):
+        assert len([f for f in found if part in f.what]) == 1, part
+    assert {f.area for f in found if f.area not in ("host", "plugins")} == {"config"}

@@ -69,7 +69,7 @@ def test_the_owners_command_passes(lane: Ask) -> None:
     # Only that this machine is another one, and that this release has no worker for Ascend.
     assert {f.id for f in wrong(found, "warning")} == {"host.elsewhere", "host.platform"}
     assert {f.id for f in wrong(lane(), "warning")} - {"host.elsewhere", "host.platform"} == {
-        "command.multimodal"
+        "pair.multimodal"
     }
 
 
