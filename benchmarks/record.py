@@ -31,7 +31,7 @@ def _accelerator() -> str:
 
 def _arguments() -> list[str]:
     """The command line without where the record went: that is no part of what was measured."""
-    given = sys.argv[1:]
+    given = [word for word in sys.argv[1:] if not word.startswith("--out=")]
     if "--out" in given:
         at = given.index("--out")
         del given[at : at + 2]

@@ -28,8 +28,13 @@ from diffspec.compact_kv.pages import KeyPages
 from diffspec.retrieval.scoring import ChunkScorer
 
 BLOCK, CHUNK = 128, 64
-#: Bytes written between timings; more than any cache of this kind of machine.
-FLUSH_BYTES = 256 << 20
+
+
+def flush_bytes() -> int:
+    """Bytes written between timings: twice the last-level cache, at least 64 MiB."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    largest = max((int(p.read_text().strip().rstrip("K")) << 10 for p in sizes), default=0)
+    return max(64 << 20, 2 * largest)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ def cell(shape: Shape, length: int, repeats: int, *, scattered: bool) -> dict[st
     lengths = torch.tensor([length])
     source = torch.randn(length * shape.kv_heads * shape.head_dim).to(shape.dtype)
     target = torch.empty_like(source)
-    flush = torch.zeros(FLUSH_BYTES // 4)
+    flush = torch.zeros(flush_bytes() // 4)
     scores, copies = [], []
     for repeat in range(repeats + 2):
         score = timed(lambda: scorer.masses(query, table, lengths, length), flush)
@@ -131,7 +136,8 @@ def main() -> int:
         table.add_row(*map(str, row.values()))
     Console(width=110).print(table)
     threads = torch.get_num_threads()
-    write(options.out, {"what": "retrieval pass", "threads": threads, "cells": cells})
+    how = {"threads": threads, "flushed_mib": flush_bytes() >> 20}
+    write(options.out, {"what": "retrieval pass", **how, "cells": cells})
     return 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a DiffSpec step spends its time, part by part, without touching the code that is timed."""
+"""Where a decode step spends its time, part by part, without touching the code that is timed."""
 
 from __future__ import annotations
 
@@ -8,27 +8,41 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+#: Steps with more rows than this read a prompt and are left out.
+DECODE_ROWS = 64
 
-class SplitClock:
-    """Seconds per part since the last reset, decode steps only.
 
-    Parts: ``ingest``, ``score``, ``rebuild`` (without score), ``append``, ``draft``, and
-    ``bookkeeping`` (the rest of our part of the step). On a CPU calls return when work is done, so
-    wall time around a call is its cost.
+class StepClock:
+    """Milliseconds per decode step since the last reset, for any arm.
+
+    Parts: ``verify`` (the target's forward pass, sampling and rejection: everything in the worker
+    but proposing) and ``propose``; on a DiffSpec arm ``propose`` is divided further into
+    ``ingest``, ``score``, ``rebuild`` (without score), ``append``, ``draft`` and ``bookkeeping``
+    (the rest of it). On a CPU calls return when work is done, so wall time around a call is its
+    cost.
+
+    Args:
+        worker: of an engine in this process.
+        session: DiffSpec's, or None on another arm.
     """
 
-    def __init__(self, session: Any) -> None:
-        self._spent: defaultdict[str, float] = defaultdict(float)
-        self._step: dict[str, float] = {}
-        cycle = session.cycle
-        working_set = cycle.working_set
-        cycle._ingest = self._timed("ingest", cycle._ingest)
-        cycle._chain = self._timed("draft", cycle._chain)
-        working_set.masses = self._timed("score", working_set.masses)
-        working_set.rebuild = self._timed("rebuild", working_set.rebuild)
-        working_set.append = self._timed("append", working_set.append)
-        session.drafter.propose = self._step_of(session.drafter.propose)
+    def __init__(self, worker: Any, session: Any = None) -> None:
         self.steps = 0
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._step: defaultdict[str, float] = defaultdict(float)
+        self._decoding = False
+        runner = worker.model_runner
+        worker.execute_model = self._first(worker.execute_model)
+        worker.sample_tokens = self._last(worker.sample_tokens)
+        runner.propose_draft_token_ids = self._timed("propose", runner.propose_draft_token_ids)
+        if session is not None:
+            cycle = session.cycle
+            working_set = cycle.working_set
+            cycle._ingest = self._timed("ingest", cycle._ingest)
+            cycle._chain = self._timed("draft", cycle._chain)
+            working_set.masses = self._timed("score", working_set.masses)
+            working_set.rebuild = self._timed("rebuild", working_set.rebuild)
+            working_set.append = self._timed("append", working_set.append)
 
     def reset(self) -> None:
         """Start anew."""
@@ -36,10 +50,8 @@ class SplitClock:
         self.steps = 0
 
     def read(self) -> dict[str, float]:
-        """Milliseconds per decode step of each part, and ``steps``."""
-        steps = max(1, self.steps)
-        parts = {name: 1e3 * seconds / steps for name, seconds in self._spent.items()}
-        return {**parts, "steps": self.steps}
+        """Milliseconds per decode step of each part."""
+        return {name: 1e3 * seconds / self.steps for name, seconds in self._spent.items()}
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -47,24 +59,40 @@ class SplitClock:
             try:
                 return call(*args, **kwargs)
             finally:
-                self._step[name] = self._step.get(name, 0.0) + time.perf_counter() - begin
+                self._step[name] += time.perf_counter() - begin
 
         return timed
 
-    def _step_of(self, propose: Callable[..., Any]) -> Callable[..., Any]:
-        def step(**kwargs: Any) -> Any:
-            self._step = {}
-            begin = time.perf_counter()
-            result = propose(**kwargs)
-            total = time.perf_counter() - begin
-            rows = kwargs["target_token_ids"].shape[0]
-            if rows <= 64 and any(result):
-                inner = dict(self._step)
-                inner["rebuild"] = inner.get("rebuild", 0.0) - inner.get("score", 0.0)
-                inner["bookkeeping"] = total - sum(inner.values())
-                for name, seconds in inner.items():
-                    self._spent[name] += seconds
-                self.steps += 1
+    def _first(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self._timed("worker", call)
+
+        def first(scheduler_output: Any) -> Any:
+            self._step.clear()
+            self._decoding = 0 < scheduler_output.total_num_scheduled_tokens <= DECODE_ROWS
+            return timed(scheduler_output)
+
+        return first
+
+    def _last(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self._timed("worker", call)
+
+        def last(*args: Any, **kwargs: Any) -> Any:
+            result = timed(*args, **kwargs)
+            if self._decoding:
+                self._count(dict(self._step))
             return result
 
-        return step
+        return last
+
+    def _count(self, parts: dict[str, float]) -> None:
+        self.steps += 1
+        propose = parts.pop("propose", 0.0)
+        parts["verify"] = parts.pop("worker") - propose
+        if "ingest" in parts:
+            parts["rebuild"] = parts.get("rebuild", 0.0) - parts.get("score", 0.0)
+            inner = ("ingest", "score", "rebuild", "append", "draft")
+            parts["bookkeeping"] = propose - sum(parts.get(name, 0.0) for name in inner)
+        else:
+            parts["propose"] = propose
+        for name, seconds in parts.items():
+            self._spent[name] += seconds

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import ceiling, plots, prose
+from benchmarks import ceiling, plots, prose, split
 from benchmarks.live import alternate, paired_ratio
 
 
 def speeds(*values: float) -> list[dict[str, Any]]:
-    return [{"decode_tok_s": v, "ttft_s": 1 / v, "split": {}} for v in values]
+    return [
+        {"decode_tok_s": v, "ttft_s": 1 / v, "split_ms_per_step": {"verify": 100 / v}}
+        for v in values
+    ]
 
 
 def test_ratios_are_taken_within_a_repeat() -> None:
@@ -23,7 +27,7 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert paired_ratio(runs, "a", "c") is None
 
 
-def test_every_arm_goes_first_in_turn() -> None:
+def test_every_arm_runs_once_per_repeat_after_different_ones() -> None:
     order: list[tuple[str, int]] = []
 
     def arm(name: str) -> Any:
@@ -33,11 +37,14 @@ def test_every_arm_goes_first_in_turn() -> None:
 
         return run
 
-    results = alternate({name: arm(name) for name in "abc"}, 3, lambda line: None)
-    assert [name for name, _ in order] == list("abcbcacab")
-    assert {name: [r["decode_tok_s"] for r in runs] for name, runs in results.items()} == {
-        name: [0, 1, 2] for name in "abc"
-    }
+    results = alternate({name: arm(name) for name in "abc"}, 9, lambda line: None)
+    names = [name for name, _ in order]
+    for repeat in range(9):
+        assert sorted(names[3 * repeat : 3 * repeat + 3]) == list("abc")
+    for name, runs in results.items():
+        assert [r["decode_tok_s"] for r in runs] == list(range(9))
+        before = {names[i - 1] for i in range(1, len(names)) if names[i] == name}
+        assert len(before - {name}) == 2
 
 
 def cell(length: int) -> dict[str, Any]:
@@ -47,7 +54,7 @@ def cell(length: int) -> dict[str, Any]:
         ceiling.OURS: speeds(27, 30, 27),
     }
     for i, run in enumerate(runs[ceiling.OURS]):
-        run["split"] = {"draft": 3.0 + i, "score": 1.0, "steps": 4}
+        run["split_ms_per_step"] = {"verify": 20.0, "draft": 3.0 + i, "score": 1.0}
     reads = {name: speeds(*[5] * 3) for name in runs}
     out = {"length": length, "depth": 3, "runs": runs, "fresh_prompts": reads}
     return out | {"summary": ceiling.summary(out)}
@@ -58,31 +65,88 @@ def test_ceiling_summary() -> None:
     assert got["share_of_ceiling"] == pytest.approx(0.9)
     assert got["over_target_only"] == pytest.approx(2.7)
     assert got["over_stock"] is None
-    assert got["split_ms_per_step"] == {"draft": 4.0, "score": 1.0, "steps": 4}
+    assert got["split_ms_per_step"] == {
+        ceiling.TARGET: {"verify": 10.0},
+        ceiling.LOOKUP: {"verify": 3.333},
+        ceiling.OURS: {"verify": 20.0, "draft": 4.0, "score": 1.0},
+    }
     assert got["ttft_over_target_only"][ceiling.OURS] == pytest.approx(1)
 
 
-def test_prose_summary_weighs_by_time() -> None:
-    def answer(seconds: float, tokens: list[int], drafts: int, accepted: int) -> dict[str, Any]:
-        return {"decode_s": seconds, "tokens": [tokens], "drafts": drafts, "accepted": accepted}
+def test_a_cell_with_wrong_tokens_or_faults_or_a_low_ceiling_is_void() -> None:
+    good = {"identical": True, "acceptance_length": 4.0}
+    runs = {ceiling.LOOKUP: [dict(good)], ceiling.OURS: [good | {"faults": 0}]}
+    void = {"depth": 3, "runs": runs}
+    assert ceiling.failures(void) == []
+    runs[ceiling.LOOKUP][0]["acceptance_length"] = 3.9
+    runs[ceiling.OURS][0] |= {"identical": False, "faults": 1}
+    assert len(ceiling.failures(void)) == 3
+
+
+def test_prose_summary_pairs_repeats_and_says_what_a_free_draft_would_bring() -> None:
+    def answer(
+        seconds: float, tokens: list[int], drafts: int, accepted: int, propose_ms: float = 0.0
+    ) -> dict[str, Any]:
+        return {
+            "decode_s": seconds,
+            "tokens": [tokens],
+            "drafts": drafts,
+            "accepted": accepted,
+            "steps": 10,
+            "split_ms_per_step": {"verify": 1.0, "propose": propose_ms},
+        }
 
     same, other = [1, 2, 3], [1, 2, 4]
     per_prompt = [
         {
-            prose.TARGET: [answer(s, same, 0, 0) for s in (4, 1, 3)],
-            prose.STOCK: [answer(2, same, 2, 1)] * 3,
+            prose.TARGET: [answer(s, same, 0, 0) for s in (4, 2, 3)],
+            prose.STOCK: [answer(s / 2, same, 2, 1, 50.0) for s in (4, 2, 3)],
         },
         {
             prose.TARGET: [answer(1, same, 0, 0)] * 3,
-            prose.STOCK: [answer(2, other, 2, 3)] * 3,
+            prose.STOCK: [answer(2, other, 2, 3, 50.0)] * 3,
         },
     ]
     got = prose.summary(per_prompt)
     assert got[prose.TARGET]["decode_tok_s"] == pytest.approx(1)  # 2 + 2 tokens in 3 + 1 s
-    assert got[prose.STOCK]["over_target_only"] == pytest.approx(1)
+    assert got[prose.STOCK]["over_target_only"] == pytest.approx(1.25)  # of 2, 2, 2, ½, ½, ½
+    assert got[prose.STOCK]["total_over_target_only"] == pytest.approx(4 / 3.5, abs=1e-3)
+    assert got[prose.STOCK]["free_draft_over_target_only"] == pytest.approx(4 / 2.5)
     assert got[prose.STOCK]["acceptance_length"] == pytest.approx(2)
-    assert got[prose.STOCK]["same_tokens"] == "1/2"
+    assert got[prose.STOCK]["same_tokens"] == "3/6"
     assert got[prose.TARGET]["acceptance_length"] is None
+
+
+def test_a_step_is_divided_into_verifying_and_the_parts_of_proposing() -> None:
+    now = 0.0
+
+    class Runner:
+        def propose_draft_token_ids(self) -> None:
+            spend(2.0)
+
+    class Worker:
+        model_runner = Runner()
+
+        def execute_model(self, scheduler_output: Any) -> None:
+            spend(5.0)
+
+        def sample_tokens(self) -> None:
+            spend(1.0)
+            self.model_runner.propose_draft_token_ids()
+
+    def spend(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    worker = Worker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(split.time, "perf_counter", lambda: now)
+        clock = split.StepClock(worker)
+        for rows in (4, 4, 2000):  # the last one reads a prompt
+            worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=rows))
+            worker.sample_tokens()
+    assert clock.steps == 2
+    assert clock.read() == {"verify": 6000.0, "propose": 2000.0}
 
 
 def provenance() -> dict[str, Any]:
@@ -92,13 +156,13 @@ def provenance() -> dict[str, Any]:
 
 def test_ceiling_picture_shows_every_arm_and_part() -> None:
     record = {"provenance": provenance(), "cells": [cell(8192), cell(16384)]}
-    speed, split = plots.plot_ceiling(record).axes
+    speed, parts = plots.plot_ceiling(record).axes
     heights = [[bar.get_height() for bar in arm] for arm in speed.containers if len(arm) == 2]
     bars = [h for h in heights if h]
     assert [1.0, 1.0] in bars
     assert any(h == pytest.approx([2.7, 2.7]) for h in bars)
     assert [t.get_text() for t in speed.get_xticklabels()] == ["8K, k = 3", "16K, k = 3"]
-    assert len(split.containers) == len(plots.PARTS)
+    assert len(parts.containers) == len(plots.PARTS)
 
 
 def test_prose_picture_labels_bars_with_acceptance_length() -> None:
