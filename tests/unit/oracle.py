@@ -24,6 +24,8 @@ class Held:
     end: int
     since: int = 0
     first: bool = True
+    base: int = 0
+    holds: bool = True
     present: set[int] = field(default_factory=set)
 
 
@@ -35,6 +37,7 @@ class Oracle:
         self.held: dict[str, Held] = {}
         self.owners: dict[str, int] = {}
         self.holes: set[int] = set()
+        self.usual: dict[str, float] = {}
         self.in_a_row = 0
         self.gave_up = False
         self.counters = Counters()
@@ -43,6 +46,7 @@ class Oracle:
     def leave(self, request: Request) -> None:
         self.owners.pop(request.name, None)
         self.held.pop(request.name, None)
+        self.usual.pop(request.name, None)
 
     def preempt(self, request: Request) -> None:
         self.held.pop(request.name, None)
@@ -73,10 +77,20 @@ class Oracle:
             if r.drafted and r.request.name in self.owners
         ]
         assert self.host.policy.observed == observed
+        for row in rows:
+            if row.drafted and row.request.name in self.owners:
+                self._learn(row.request.name, row.accepted / row.drafted)
         for row, draft in zip(rows, drafts, strict=True):
             self._check_row(row, draft)
         self.in_a_row = 0
         assert core.counters == self.counters
+
+    def _learn(self, name: str, share: float) -> None:
+        """Acceptance holds while no step falls below the request's usual share."""
+        usual = self.usual.get(name, 1.0)
+        if name in self.held and share < usual - 0.02:
+            self.held[name].holds = False
+        self.usual[name] = usual + (share - usual) / 16
 
     def _failed(self, drafts: Sequence[list[int]]) -> None:
         assert all(draft == [] for draft in drafts)
@@ -127,13 +141,18 @@ class Oracle:
             held.since += 1
             held.end = row.length
             complete = held.positions == list(range(row.length))
-            assert complete or held.since < shape.interval, "retrieval is overdue"
+            ahead = len(held.positions) - held.base + shape.depth
+            stretched = held.holds and ahead <= shape.reach
+            assert complete or stretched or held.since < shape.interval, "retrieval is overdue"
         else:
             assert held.positions + new != list(range(row.length)), "nothing to retrieve"
+            ahead = len(held.positions) + len(new) - held.base + shape.depth
+            if held.holds:
+                assert ahead > shape.reach, "could have waited"
             # Slots start at different phases, so the first interval may be shorter.
-            assert held.since + 1 == shape.interval or (
-                held.first and held.since + 1 < shape.interval
-            )
+            if not shape.reach:
+                assert held.since < shape.interval
+            assert held.since + 1 >= shape.interval or held.first
         if rebuilt:
             self.counters.rebuilds += 1
             self._rebuild(row, held)
@@ -164,7 +183,9 @@ class Oracle:
             self.held.pop(request.name, None)
             return
         positions = [p for c in chosen for p in spans[c]]
-        self.held[request.name] = Held(positions, length, 0, held is None, present)
+        self.held[request.name] = Held(
+            positions, length, 0, held is None, len(positions), present=present
+        )
 
     def _check_working(self, request: Request, slot: int) -> tuple[Array, Array]:
         """Compare contents; returns the naive rotated keys and values ``[n, kv_heads, d]``."""

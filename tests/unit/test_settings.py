@@ -221,7 +221,7 @@ def test_inert_keys_are_noted() -> None:
     on = parse(everything | {"draft_context_policy": "diffspec"})
     tree, adaptive = on.notes
     assert "linear: diffspec_max_tree_nodes, diffspec_tree_threshold" in tree
-    assert "diffspec_adaptive_profile, diffspec_long_context_threshold" in adaptive
+    assert "release: diffspec_long_context_threshold, diffspec_long_context_depth" in adaptive
 
 
 @given(SOME_KEYS, DEPTHS, st.none() | st.integers(1, 70000))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from diffspec.adaptive_depth.interval import RetrievalInterval
 from diffspec.adaptive_depth.policy import FixedDepth
 from diffspec.compact_kv.kernels import kernels_for
 from diffspec.compact_kv.rope import LocalRope
@@ -91,4 +92,12 @@ def build_cycle(
         picks=settings.pick_chunks(depth),
         successors=settings.successor_chunks(depth),
     )
-    return DraftingCycle(head, WorkingSet(geometry, plan, working, scorer), FixedDepth(depth))
+    # A selection follows a passage as far as its successor chunks go, if it has room for any.
+    reach = plan.successors * settings.chunk_size if plan.picks > plan.successors else 0
+    interval = RetrievalInterval(
+        working.k.shape[0],
+        interval=settings.retrieval_interval,
+        reach=reach if settings.adaptive_profile else 0,
+    )
+    working_set = WorkingSet(geometry, plan, working, scorer)
+    return DraftingCycle(head, working_set, FixedDepth(depth), interval)
