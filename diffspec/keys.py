@@ -174,7 +174,7 @@ KEYS: tuple[KeySpec, ...] = (
         "adaptive_profile",
         bool,
         True,
-        "adapt the depth to what the verifier accepts",
+        "adapt the retrieval interval (later also the depth) to what the verifier accepts",
     ),
     KeySpec(
         "diffspec_long_context_threshold",
@@ -232,6 +232,14 @@ def split_keys(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     ours = {key: value for key, value in raw.items() if is_ours(key)}
     return ours, {key: value for key, value in raw.items() if key not in ours}
+
+
+def asks_for_diffspec(ours: Mapping[str, Any]) -> bool:
+    """Whether our part of an object turns DiffSpec on, right or wrong in everything else."""
+    return any(
+        normalise(key) == "draft_context_policy" and value == "diffspec"
+        for key, value in ours.items()
+    )
 
 
 def show(value: object) -> str:

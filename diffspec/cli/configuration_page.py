@@ -37,8 +37,9 @@ diffspec config explain diffspec_token_budget        # one key; without it, all
 vllm-hust-ext extension configure org.vllm-hust.diffspec --file diffspec.json
 ```
 
-`init` reads the `config.json` of both folders and nothing else, and overwrites a file only with
-`--force`. All three take `--json`.
+`init` reads the `config.json` of both models and nothing else, refuses a pair that the launch would
+refuse, and overwrites a file only with `--force`. A model is a folder, or a hub name of which the
+local cache has a copy. All three take `--json`.
 
 ## Before the Manager has it
 
@@ -51,7 +52,9 @@ The Manager stores the file without looking at it. What it does later:
 - what is inside `speculative_config` goes to vLLM as it is.
 
 `diffspec config validate` finds these, JSON that does not parse (by line and column), a key given
-twice, and every wrong value.
+twice, wrong values of DiffSpec's keys, those of vLLM's that DiffSpec refuses, and a draft it cannot
+run where its folder is on this machine. vLLM's other keys are vLLM's: `diffspec doctor` finds names
+the installed one does not know.
 
 ## On plain vLLM
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file given to the extension manager's ``configure``: read, checked, proposed, explained.
 
-Imports neither torch nor vLLM.
+With what can be read of the models it names. Imports neither torch nor vLLM.
 """

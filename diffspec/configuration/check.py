@@ -7,43 +7,56 @@ key starts a server without DiffSpec; here every key has to be in its place.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from diffspec import schemas
+from diffspec.configuration.checkpoint import Checkpoint, read_config
+from diffspec.configuration.draft_class import class_problem
+from diffspec.configuration.lengths import trained_window
 from diffspec.configuration.manager import accepted, host_range
-from diffspec.configuration.models import read_model_config, trained_window
 from diffspec.configuration.nesting import untangle
-from diffspec.hosts.unsupported import LaunchFacts, refusals
-from diffspec.keys import normalise, show, whole
-from diffspec.settings import ConfigError, DiffSpecSettings, split_keys
+from diffspec.configuration.pair_facts import pair_facts
+from diffspec.configuration.places import find
+from diffspec.configuration.speculative import Speculative
+from diffspec.hosts.unsupported import refusals
+from diffspec.keys import show, split_keys
+from diffspec.settings import ConfigError, DiffSpecSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a file (it must be changed) and what is worth knowing about it."""
+    """What is wrong with a file (it must be changed), what may be, and what is worth knowing.
+
+    A warning says after its last semicolon what to do.
+    """
 
     problems: tuple[str, ...]
-    notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def check(document: object) -> Verdict:
-    """Judge a parsed configuration file, with the draft's config.json where its folder is here.
+def check(document: object, environ: Mapping[str, str] | None = None) -> Verdict:
+    """Judge a parsed configuration file, with the draft's config.json where it is here.
 
-    Never raises for a bad file.
+    ``environ`` says where the local cache of hub models is; None takes this process's. Never
+    raises for a bad file.
     """
     if not isinstance(document, dict):
-        return Verdict((f"the file must hold one JSON object, not {show(document)}",), ())
+        return Verdict((f"the file must hold one JSON object, not {show(document)}",))
     problems, straight = untangle(document)
     options = straight["launch_options"]
     speculative = options.get("speculative_config") if isinstance(options, dict) else None
+    warnings: tuple[str, ...] = ()
     notes: list[str] = []
     if isinstance(speculative, dict):
         problems += _with_our_keys_left_to_settings(straight, speculative)
-        more, notes = check_speculative(speculative)
-        problems += more
+        verdict = check_speculative(speculative, os.environ if environ is None else environ)
+        problems += verdict.problems
+        warnings, notes = verdict.warnings, list(verdict.notes)
     else:
         problems += schemas.problems("diffspec", straight)
     if not problems:
@@ -52,40 +65,45 @@ def check(document: object) -> Verdict:
     version = straight.get("host_version")
     if isinstance(version, str):
         _look_at_host_version(version, problems, notes)
-    return Verdict(tuple(problems), tuple(notes))
+    return Verdict(tuple(problems), warnings, tuple(notes))
 
 
-def check_speculative(config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Problems and notes of one ``speculative_config`` object, with or without a Manager."""
-    ours, host = split_keys(config)
-    host = {normalise(key): value for key, value in host.items()}
-    on = any(normalise(key) == "draft_context_policy" and ours[key] == "diffspec" for key in ours)
+def check_speculative(config: Mapping[str, Any], environ: Mapping[str, str]) -> Verdict:
+    """Judge one ``speculative_config`` object, with or without a Manager."""
+    spec = Speculative.of(config)
     problems: list[str] = []
+    warnings: list[str] = []
     notes: list[str] = []
-    depth = whole(host.get("num_speculative_tokens"))
-    if "num_speculative_tokens" in host and (depth is None or depth < 1):
-        problems.append(
-            f"num_speculative_tokens = {show(host['num_speculative_tokens'])}: must be an integer, "
-            "at least 1"
-        )
-        depth = None
-    window = None
-    if on:
-        problems += refusals(_facts(host))
-        window = _window(host, notes)
+    if "num_speculative_tokens" in spec.host and spec.depth is None:
+        given = show(spec.host["num_speculative_tokens"])
+        problems.append(f"num_speculative_tokens = {given}: must be an integer, at least 1")
+    draft = _draft(spec, environ, notes) if spec.active else None
+    if spec.active:
+        problems += refusals(replace(pair_facts(None, draft), **spec.facts()))
+        if draft is not None and (problem := class_problem(draft)):
+            problems.append(problem)
+    window = spec.max_model_len
+    if window is None and draft is not None:
+        window = trained_window(draft.text)
     try:
-        settings = DiffSpecSettings.parse(ours, num_speculative_tokens=depth, trained_window=window)
+        settings = DiffSpecSettings.parse(
+            spec.ours, num_speculative_tokens=spec.depth, trained_window=window
+        )
     except ConfigError as error:
         problems += error.problems
     else:
         notes += settings.notes
-    if not on:
-        notes.append('draft_context_policy is not "diffspec", so DiffSpec stays off')
+    if not spec.active:
+        warnings.append(
+            'draft_context_policy is not "diffspec", so DiffSpec stays off; set it to turn it on'
+        )
     elif missing := [
-        key for key in ("method", "model", "num_speculative_tokens") if key not in host
+        key for key in ("method", "model", "num_speculative_tokens") if key not in spec.host
     ]:
-        notes.append(f"vLLM needs {', '.join(missing)} too, here or as a flag of the command")
-    return problems, notes
+        warnings.append(
+            f"vLLM needs {', '.join(missing)} too; write it here, or as a flag of the command"
+        )
+    return Verdict(tuple(problems), tuple(warnings), tuple(notes))
 
 
 def _with_our_keys_left_to_settings(
@@ -97,39 +115,19 @@ def _with_our_keys_left_to_settings(
     return schemas.problems("diffspec", {**document, "launch_options": options})
 
 
-def _facts(host: Mapping[str, Any]) -> LaunchFacts:
-    facts = LaunchFacts(
-        method=host.get("method"),
-        per_batch_depths=host.get("num_speculative_tokens_per_batch_size"),
-        draft_sample_method=host.get("draft_sample_method"),
-        rejection_sample_method=host.get("rejection_sample_method"),
-    )
-    return replace(
-        facts,
-        heterogeneous_vocab=host.get("use_heterogeneous_vocab") is True,
-        parallel_drafting=host.get("parallel_drafting") is True,
-        padded_batches=host.get("disable_padded_drafter_batch") is False,
-    )
-
-
-def _window(host: Mapping[str, Any], notes: list[str]) -> int | None:
-    """The draft's trained window in tokens as far as it can be seen here."""
-    if (limit := whole(host.get("max_model_len"))) is not None:
-        return limit
-    model = host.get("model")
-    if not isinstance(model, str):
+def _draft(spec: Speculative, environ: Mapping[str, str], notes: list[str]) -> Checkpoint | None:
+    """The draft as far as it can be seen here; what stands in the way is a note."""
+    if spec.model is None:
         return None
-    if not Path(model).is_absolute():
-        notes.append(
-            f"model = {show(model)}: a hub name, or a path that depends on where the server is "
-            "started; the draft was not looked at"
-        )
+    name = f"model = {show(spec.model)}"
+    place = find(spec.model, environ, spec.revision)
+    if place.folder is None:
+        notes.append(f"{name}: {place.why}; the draft was not looked at")
         return None
-    if not Path(model).exists():
-        notes.append(f"model = {show(model)}: not on this machine; the draft was not looked at")
-        return None
+    if place.folder == Path(spec.model) and not place.folder.is_absolute():
+        notes.append(f"{name}: a path that depends on where the server is started")
     try:
-        return trained_window(read_model_config(Path(model)))
+        return read_config(place.folder)
     except ConfigError as error:
         notes += error.problems
         return None

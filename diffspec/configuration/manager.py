@@ -24,8 +24,10 @@ Installed = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The ``host_version`` a file needs, or None, and a sentence that says why."""
+    """The ``host_version`` a file needs on the host called ``name`` (``none`` where that is not
+    known), or None, and a sentence that says why."""
 
+    name: str
     version: str | None
     why: str
 
@@ -65,14 +67,16 @@ def override_for(host: str, installed: Installed = installed_version) -> Overrid
         found = present[name]
         if found is None or accepted(found):
             seen = f" ({found} here, inside the manifest's range)" if found else ""
-            return Override(None, f"left out: the Manager sees {name} itself{seen}")
+            return Override(name, None, f"left out: the Manager sees {name} itself{seen}")
         return Override(
+            name,
             None,
             f"left out: {name} {found} is outside {versions}, so the Manager refuses to launch; "
             "install an accepted version",
         )
     if host == "none":
         return Override(
+            host,
             None,
             f"left out: no host is installed here. Where DiffSpec will run on plain vLLM, write "
             f"the file with --host vllm: the Manager looks for {name} alone",
@@ -80,6 +84,7 @@ def override_for(host: str, installed: Installed = installed_version) -> Overrid
     assumed = next(release for release in _KNOWN_RELEASES if accepted(release))
     real = f"{host} {present.get(host) or ''}".strip()
     return Override(
+        host,
         assumed,
         f"the Manager compares {name} alone and cannot see {real}; this value, inside the "
         "manifest's range, lets it launch and proves nothing: let `diffspec doctor` check the "

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from diffspec.configuration.check import check
-from diffspec.configuration.manager import Override
-from diffspec.configuration.models import pair_facts, read_model_config, trained_window
-from diffspec.hosts.unsupported import LaunchFacts, refusals
+from diffspec.configuration.checkpoint import Checkpoint, read_config
+from diffspec.configuration.draft_class import class_problem
+from diffspec.configuration.lengths import trained_window
+from diffspec.configuration.manager import Override, host_range
+from diffspec.configuration.pair_facts import pair_facts
+from diffspec.configuration.places import find
+from diffspec.hosts.unsupported import NOT_ON_ASCEND, applying
 from diffspec.settings import ConfigError, DiffSpecSettings, minimum_budget
 
 DEPTH = 3
@@ -43,22 +49,23 @@ def propose(
     depth: int = DEPTH,
     budget: int | None = None,
     tensor_parallel_size: int = 1,
+    environ: Mapping[str, str] | None = None,
 ) -> Proposal:
-    """Choose values for a pair of model folders from their ``config.json`` alone.
+    """Choose values for a pair of models from their ``config.json`` alone.
 
-    ``depth`` is num_speculative_tokens; ``budget`` in tokens replaces the choice made from the
-    draft's trained window.
+    ``target`` and ``draft`` are folders, or hub names that the local cache has, which ``environ``
+    (None: this process's) says where to find. ``depth`` is num_speculative_tokens; ``budget`` in
+    tokens replaces the choice made from the draft's trained window.
 
     Raises:
-        ConfigError: a folder cannot be read, the two do not fit together, or no value fits.
+        ConfigError: a model cannot be read, the two do not fit together, or no value fits.
     """
-    target, draft = target.absolute(), draft.absolute()
-    wide, narrow = read_model_config(target), read_model_config(draft)
-    if problems := refusals(pair_facts(wide, narrow)):
-        raise ConfigError(*problems)
+    environ = os.environ if environ is None else environ
+    wide, narrow = _read(target, environ), _read(draft, environ)
+    notes = _judge(wide, narrow, host.name, tensor_parallel_size)
     choices = [
         Choice("method", "eagle3", "the one method DiffSpec drafts with"),
-        Choice("model", str(draft), "the draft's folder; absolute, wherever the server is started"),
+        _model(draft, narrow),
         Choice(
             "num_speculative_tokens",
             depth,
@@ -68,9 +75,8 @@ def propose(
             else "as asked for",
         ),
         Choice("draft_context_policy", "diffspec", "turns DiffSpec on"),
-        *_sizes(trained_window(narrow), depth, budget),
+        *_sizes(trained_window(narrow.text), depth, budget),
     ]
-    notes: list[str] = []
     if tensor_parallel_size > 1:
         choices.append(
             Choice(
@@ -79,17 +85,52 @@ def propose(
                 "the draft runs on the target's ranks, and a lane with several wants it said",
             )
         )
-        notes += refusals(LaunchFacts(tensor_parallel_size=tensor_parallel_size))
     document: dict[str, Any] = {
         "launch_options": {"speculative_config": {c.key: c.value for c in choices}}
     }
     choices.append(Choice("host_version", host.version, host.why))
     if host.version is not None:
         document["host_version"] = host.version
-    verdict = check(document)
+    verdict = check(document, environ)
     if verdict.problems:
         raise ConfigError(*verdict.problems)
     return Proposal(document, tuple(choices), tuple(notes))
+
+
+def _read(model: Path, environ: Mapping[str, str]) -> Checkpoint:
+    place = find(str(model), environ)
+    if place.folder is None:
+        raise ConfigError(f"{model}: {place.why}; give the folder of a model that is here")
+    return read_config(place.folder)
+
+
+def _judge(target: Checkpoint, draft: Checkpoint, host: str, ranks: int) -> list[str]:
+    """Notes on a pair that fits, with what only the launch can tell.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    facts = replace(pair_facts(target, draft), tensor_parallel_size=ranks)
+    problem = class_problem(draft)
+    problems = [problem] if problem else []
+    notes: list[str] = []
+    for row in applying(facts):
+        on_vllm = row.id in NOT_ON_ASCEND
+        if on_vllm and host == host_range()[0]:
+            continue
+        # Left to the command line, or to a host that is not known yet.
+        left = row.id in ("multimodal", "tensor_parallel") or (on_vllm and host == "none")
+        (notes if left else problems).append(row.message.format(f=facts))
+    if problems:
+        raise ConfigError(*problems)
+    return notes
+
+
+def _model(given: Path, draft: Checkpoint) -> Choice:
+    if draft.path == given:
+        folder = str(given.absolute())
+        return Choice("model", folder, "the draft's folder; absolute, wherever the server is")
+    return Choice("model", str(given), "the draft's hub name; read from the local cache here")
 
 
 def _sizes(window: int | None, depth: int, asked: int | None) -> list[Choice]:

@@ -8,15 +8,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diffspec.doctor import command, config_file, host, lanes, manager, pair, plugins, speculative
+from diffspec.configuration.checkpoint import Checkpoint
+from diffspec.configuration.lengths import served_length
+from diffspec.configuration.speculative import Speculative
+from diffspec.doctor import (
+    command,
+    config_file,
+    folders,
+    host,
+    lanes,
+    manager,
+    pair,
+    plugins,
+    speculative,
+)
 from diffspec.doctor.arguments import Command, CommandError
-from diffspec.doctor.checkpoint import Checkpoint, load, locate
 from diffspec.doctor.findings import Finding, Report, error, warning
 from diffspec.doctor.source import HostSource
 from diffspec.doctor.surroundings import Platform, Surroundings
 from diffspec.environment import EXTENSION_ID
 from diffspec.hosts.unsupported import LaunchFacts
-from diffspec.settings import ConfigError
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ def diagnose(question: Question, around: Surroundings | None = None) -> Report:
 
     document: dict[str, Any] | None = None
     if question.config_file is not None:
-        document, more = config_file.check(question.config_file)
+        document, more = config_file.check(question.config_file, around.environ)
         found += more
     stored = _speculative_of(document)
     if stored is None and document is None and EXTENSION_ID in state.enabled():
@@ -89,81 +100,73 @@ def _launch(
     environ: Mapping[str, str],
 ) -> list[Finding]:
     """The pair, the flags and the object together: rows of refusals see all of them at once."""
-    config = speculative.Speculative.of(given) if given is not None else None
+    config = Speculative.of(given) if given is not None else None
+    active = config.active if config else run is None or question.draft is not None
     found: list[Finding] = []
-    target = _checkpoint("target", question.target, run.model if run else None, environ, found)
-    draft = _checkpoint("draft", question.draft, config.model if config else None, environ, found)
-    judged = pair.judge(target, draft, platform, source) if target and draft else None
+    served_model = (run.model, run.text("--revision")) if run else (None, None)
+    target = folders.read("target", question.target, *served_model, environ, found)
+    drafting = (config.model, config.revision) if config else (None, None)
+    draft = folders.read("draft", question.draft, *drafting, environ, found)
+    # Without DiffSpec a target alone is no matter of ours.
+    seen = target if active or draft is not None else None
+    judged = pair.judge(seen, draft, platform, source)
     window = config.max_model_len if config else None
-    if window is None and judged is not None:
+    if window is None:
         window = judged.trained_window
     served = run.integer("--max-model-len") if run else None
     if served is None and target is not None:
-        served = pair.served_length(target)
+        served = served_length(target.text)
 
     try:
         known = _facts(config, run, judged, target, platform, environ)
-        if judged is not None:
-            found += judged.findings
+        found += judged.findings
         soft = () if run is not None else ("multimodal",)
-        active = config.active if config else run is None or question.draft is not None
         area = "command" if run is not None else "config"
         found += lanes.refused(known, platform, area, softened=soft) if active else []
-        if judged is not None and target is not None and draft is not None:
+        if draft is not None:
             found += speculative.window_findings(window, served, config)
-            if not any(f.level == "error" and f.area == "pair" for f in found):
-                found.append(pair.summary(target, draft))
+        amiss = any(f.level == "error" and f.area == "pair" for f in found)
+        if target is not None and draft is not None and draft.tensors is not None and not amiss:
+            found.append(pair.summary(target, draft))
         if config is not None and run is not None:
             found += speculative.judge(config, window, source)
-        if platform == "ascend" and run is not None and active:
-            launch = command.ascend_launch(
-                run, known, config.depth if config else None, served, window
-            )
-            found += lanes.ascend(launch, environ)
+        elif config is not None:
+            found += speculative.unknown_keys(config, source, "config")
+        if run is not None and active:
+            depth = config.depth if config else None
+            found += _by_platform(run, known, platform, environ, depth, served, window)
     except CommandError as failure:
         found.append(error("command.parse", str(failure), "correct the command"))
     return found
 
 
-def _checkpoint(
-    role: str,
-    folder: Path | None,
-    named: str | None,
+def _by_platform(
+    run: Command,
+    known: LaunchFacts,
+    platform: Platform | None,
     environ: Mapping[str, str],
-    found: list[Finding],
-) -> Checkpoint | None:
-    if folder is None and named is None:
-        return None
-    place = folder if folder is not None else locate(named or "", environ)
-    if place is None:
-        text = f"the {role} {named} is not on this machine, so it was not looked at"
-        fix = f"give its folder with --{role}, or download it first"
-        looks_local = str(named).startswith((".", "/", "~")) or str(named).count("/") > 1
-        if looks_local:
-            hint = " (~ is not expanded inside JSON)" if str(named).startswith("~") else ""
-            found.append(
-                error(f"pair.{role}", f"{named}: no such folder{hint}", "correct the path")
-            )
-        else:
-            found.append(warning(f"pair.{role}", text, fix))
-        return None
-    try:
-        return load(place)
-    except ConfigError as failure:
-        fix = "give a model folder with its config.json"
-        found += [error(f"pair.{role}", problem, fix) for problem in failure.problems]
-        return None
+    depth: int | None,
+    served: int | None,
+    window: int | None,
+) -> list[Finding]:
+    """What a platform has to say of a command, beside the list of refusals."""
+    if platform == "ascend":
+        return lanes.ascend(command.ascend_launch(run, known, depth, served, window), environ)
+    if (method := run.text("--quantization")) is None:
+        return []
+    text = f"--quantization {method}: nobody has tried DiffSpec with quantised weights"
+    advice = "compare the output with the target's own before relying on it"
+    return [warning("command.quantisation", text, advice)]
 
 
 def _facts(
-    config: speculative.Speculative | None,
+    config: Speculative | None,
     run: Command | None,
-    judged: pair.Pair | None,
+    judged: pair.Pair,
     target: Checkpoint | None,
     platform: Platform | None,
     environ: Mapping[str, str],
 ) -> LaunchFacts:
-    known = judged.facts if judged else LaunchFacts()
     changes: dict[str, Any] = {}
     if run is not None:
         flags = command.facts(run, platform, environ)
@@ -178,7 +181,7 @@ def _facts(
         if run is None:
             # Ranks are not known without a command, so neither is whether the two agree.
             changes.pop("draft_tensor_parallel_size", None)
-    return replace(known, **changes)
+    return replace(judged.facts, **changes)
 
 
 def _own_dtype(target: Checkpoint) -> str | None:

@@ -15,14 +15,11 @@ from typing import Any
 
 from diffspec.doctor.findings import Finding, Level, error, from_message, ok, warning
 from diffspec.doctor.surroundings import Platform
-from diffspec.hosts.unsupported import UNSUPPORTED, LaunchFacts
+from diffspec.hosts.unsupported import NOT_ON_ASCEND, UNSUPPORTED, LaunchFacts, applying
 from diffspec.hosts.vllm.facts import WORKERS
 
 #: vLLM's name of the device, where it is not the platform's own.
 DEVICE_TYPE: dict[str, str] = {"ascend": "npu"}
-
-#: Rows that say "not tested on this host" of vLLM's hosts, or name attention backends of theirs.
-NOT_ON_ASCEND = frozenset({"tensor_parallel", "hybrid_target", "attention_backend"})
 
 _ABOUT_MODELS = (
     "multimodal",
@@ -65,8 +62,8 @@ def refused(
     soft = {"multimodal"} if platform == "ascend" else set()
     soft |= set(softened)
     found = []
-    for row in UNSUPPORTED:
-        if row.id in left_out or not row.applies(facts):
+    for row in applying(facts):
+        if row.id in left_out:
             continue
         place = "pair" if row.id.startswith(_ABOUT_MODELS) else area
         level: Level = "warning" if row.id in soft else "error"

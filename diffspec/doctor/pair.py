@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target and its draft, judged from their configuration files and the draft's headers alone."""
+"""A target and its draft, judged from their configuration files and headers: each, then the two."""
 
 from __future__ import annotations
 
@@ -7,47 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from diffspec.configuration.models import trained_window
+from diffspec.configuration.checkpoint import Checkpoint
+from diffspec.configuration.draft_class import class_problem
+from diffspec.configuration.lengths import trained_window
+from diffspec.configuration.pair_facts import mrope, pair_facts
 from diffspec.doctor import tensors
-from diffspec.doctor.checkpoint import Checkpoint
-from diffspec.doctor.findings import Finding, error, ok, warning
+from diffspec.doctor.findings import Finding, error, from_message, ok, warning
 from diffspec.doctor.lanes import quantised
-from diffspec.doctor.pair_facts import mrope, pair_facts
 from diffspec.doctor.source import HostSource
 from diffspec.doctor.surroundings import Platform
 from diffspec.hosts.unsupported import LaunchFacts
 
-_LLAMA, _QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
-#: Names that vLLM 0.28 knows for EAGLE-3 drafts, with the class that runs each; a test holds them
-#: against its registry. Only the two classes above have the parts DiffSpec calls.
-ARCHITECTURES = {
-    "Eagle3LlamaForCausalLM": _LLAMA,
-    "LlamaForCausalLMEagle3": _LLAMA,
-    "Eagle3MiniMaxM2ForCausalLM": _LLAMA,
-    "Eagle3Qwen2_5vlForCausalLM": _LLAMA,
-    "Eagle3Qwen3vlForCausalLM": _LLAMA,
-    "Eagle3Qwen3ForCausalLM": _QWEN3,
-    "PEagleDraftModel": _LLAMA,
-    "PeagleLlamaForCausalLM": _LLAMA,
-    "PeagleQwen3ForCausalLM": _QWEN3,
-    "Eagle3DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
-    "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
-}
-USABLE = (_LLAMA, _QWEN3)
-
-_SPECULATORS = {
-    ("eagle3", "llama"): _LLAMA,
-    ("eagle3", "qwen3"): _QWEN3,
-    ("peagle", "llama"): "PeagleLlamaForCausalLM",
-    ("peagle", "qwen3"): "PeagleQwen3ForCausalLM",
-}
 _HANDS_OUT = "get_eagle3_default_aux_hidden_state_layers"
 _REGISTRY = "model_executor/models/registry.py"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair's facts for the list of refusals, its own findings, and the draft's length."""
+    """What is known of a pair: facts for the list of refusals, findings, the draft's length."""
 
     facts: LaunchFacts
     findings: tuple[Finding, ...]
@@ -55,24 +32,29 @@ class Pair:
 
 
 def judge(
-    target: Checkpoint,
-    draft: Checkpoint,
+    target: Checkpoint | None,
+    draft: Checkpoint | None,
     platform: Platform | None,
     source: HostSource | None = None,
 ) -> Pair:
-    """Judge a pair; ``source`` is the installed vLLM, read for the target's class if given."""
-    found = [
-        *_architecture(draft),
-        *_target_format(target, source),
-        *tensors.check(draft),
-        *_vocabulary(draft),
-        *_aux_layers(target, draft),
-        *_dtype(target, draft),
-        *_quantisation(target, draft, platform),
-        *_rope(target),
-        *_special_tokens(target, draft),
-    ]
-    return Pair(pair_facts(target, draft), tuple(found), trained_window(draft.text))
+    """Judge a pair, or the one of the two that is here.
+
+    ``source`` is the installed vLLM, read for the target's class if given.
+    """
+    found: list[Finding] = []
+    if draft is not None:
+        problem = class_problem(draft)
+        found += [from_message("pair.architecture", "error", problem)] if problem else []
+        found += [*tensors.files(draft, "draft"), *tensors.check(draft), *_vocabulary(draft)]
+        found += _quantisation("draft", draft, platform)
+    if target is not None:
+        found += [*_target_format(target, source), *tensors.files(target, "target")]
+        found += [*_quantisation("target", target, platform), *_rope(target, platform)]
+    if target is not None and draft is not None:
+        found += [*_aux_layers(target, draft), *_dtype(target, draft)]
+        found += _special_tokens(target, draft)
+    window = trained_window(draft.text) if draft is not None else None
+    return Pair(pair_facts(target, draft), tuple(found), window)
 
 
 def summary(target: Checkpoint, draft: Checkpoint) -> Finding:
@@ -85,46 +67,6 @@ def summary(target: Checkpoint, draft: Checkpoint) -> Finding:
         f"layer, hidden size {draft.whole('hidden_size')} on {target.whole('hidden_size')}, "
         f"vocabulary {vocabulary}{of}",
     )
-
-
-def served_length(target: Checkpoint) -> int | None:
-    """The length in tokens that vLLM serves if none is asked for."""
-    return trained_window(target.text)
-
-
-def architecture(draft: Checkpoint) -> str | None:
-    """The name vLLM looks up for a draft: it puts Eagle3 before one that does not say it."""
-    kind = draft.config.get("speculators_model_type")
-    if isinstance(kind, str):
-        layer = draft.config.get("transformer_layer_config")
-        model = layer.get("model_type", "llama") if isinstance(layer, Mapping) else "llama"
-        return _SPECULATORS.get((kind, str(model)), f"{kind} of {model}")
-    name = draft.architecture()
-    if name is None or name in ARCHITECTURES:
-        return name
-    return name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
-
-
-def _architecture(draft: Checkpoint) -> list[Finding]:
-    name = architecture(draft)
-    known = ", ".join(sorted({a for a, cls in ARCHITECTURES.items() if cls in USABLE}))
-    use = f"use an EAGLE-3 draft of one of these: {known}"
-    if name is None:
-        text = (
-            f"{draft.path}/config.json names no architectures: vLLM cannot tell the draft's class"
-        )
-        return [error("pair.architecture", text, 'add "architectures": ["LlamaForCausalLMEagle3"]')]
-    declared = draft.architecture()
-    seen = name if declared in (None, name) else f"{name} (declared as {declared})"
-    if name not in ARCHITECTURES:
-        return [error("pair.architecture", f"vLLM 0.28 has no draft class {seen}", use)]
-    if ARCHITECTURES[name] not in USABLE:
-        text = f"the draft class {seen} lacks parts that DiffSpec calls"
-        return [error("pair.architecture", text, use)]
-    if name.lower().startswith("peagle"):
-        text = f"the draft {seen} was trained for parallel drafting; DiffSpec drafts in sequence"
-        return [error("pair.architecture", text, use)]
-    return []
 
 
 def _target_format(target: Checkpoint, source: HostSource | None) -> list[Finding]:
@@ -215,37 +157,25 @@ def _dtype(target: Checkpoint, draft: Checkpoint) -> list[Finding]:
     return [ok("pair.dtype", text)]
 
 
-def quantisation(model: Checkpoint) -> str | None:
-    """The method by which a model's weights are quantised, as its configuration says."""
-    for part in (model.config, model.text):
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(value := part.get(key), Mapping):
-                return str(value.get("quant_method") or value.get("format") or key)
-    return None
+def _quantisation(role: str, model: Checkpoint, platform: Platform | None) -> list[Finding]:
+    method = model.quantisation()
+    if method is None:
+        return []
+    text = f"the {role} is quantised ({method})"
+    if platform == "ascend":
+        return [quantised(text)]
+    advice = "compare the output with the target's own before relying on it"
+    return [warning("pair.quantisation", f"{text}, which nobody has tried", advice)]
 
 
-def _quantisation(
-    target: Checkpoint, draft: Checkpoint, platform: Platform | None
-) -> list[Finding]:
-    found = []
-    for role, model in (("target", target), ("draft", draft)):
-        method = quantisation(model)
-        if method is None:
-            continue
-        text = f"the {role} is quantised ({method})"
-        if platform == "ascend":
-            found.append(quantised(text))
-        else:
-            advice = "compare the output with the target's own before relying on it"
-            found.append(warning("pair.quantisation", f"{text}, which nobody has tried", advice))
-    return found
-
-
-def _rope(target: Checkpoint) -> list[Finding]:
+def _rope(target: Checkpoint, platform: Platform | None) -> list[Finding]:
     if not mrope(target.text):
         return []
     text = "the target has M-RoPE: for text its three positions are equal, and the first is used"
-    return [ok("pair.target_mrope", text)]
+    if platform != "ascend":
+        return [ok("pair.target_mrope", text)]
+    advice = "send text alone; the lane's record has M-RoPE among what is to be off"
+    return [warning("pair.target_mrope", text, advice)]
 
 
 def _special_tokens(target: Checkpoint, draft: Checkpoint) -> list[Finding]:

@@ -1,82 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The object a launch would give vLLM as ``--speculative-config``, with everything known of it."""
+"""The object a launch would give vLLM as ``--speculative-config``: keys, values, lengths."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
+from diffspec.configuration.speculative import Speculative
 from diffspec.doctor.findings import Finding, error, ok, warning
 from diffspec.doctor.source import HostSource
-from diffspec.hosts.unsupported import LaunchFacts
-from diffspec.keys import normalise, show
-from diffspec.settings import ConfigError, DiffSpecSettings, split_keys
+from diffspec.keys import show
+from diffspec.settings import ConfigError, DiffSpecSettings
 
 _HOST_CLASS = ("vllm.config.speculative", "SpeculativeConfig")
 
 
-@dataclass(frozen=True)
-class Speculative:
-    """The object, split: ``ours`` as written, ``host`` with underscores."""
-
-    ours: Mapping[str, Any]
-    host: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Speculative:
-        """Split an object as the plugin does."""
-        ours, host = split_keys(config)
-        return cls(ours, {normalise(key): value for key, value in host.items()})
-
-    @property
-    def active(self) -> bool:
-        """Whether it asks for DiffSpec."""
-        return any(
-            normalise(key) == "draft_context_policy" and value == "diffspec"
-            for key, value in self.ours.items()
-        )
-
-    @property
-    def depth(self) -> int | None:
-        """``num_speculative_tokens`` if it is a whole number above 0."""
-        value = self.host.get("num_speculative_tokens")
-        return value if type(value) is int and value > 0 else None
-
-    @property
-    def model(self) -> str | None:
-        """The draft's path or hub name."""
-        value = self.host.get("model")
-        return value if isinstance(value, str) else None
-
-    @property
-    def max_model_len(self) -> int | None:
-        """A length given for the draft, which counts as its trained window."""
-        value = self.host.get("max_model_len")
-        return value if type(value) is int else None
-
-    def facts(self) -> dict[str, Any]:
-        """What it says for the list of refusals, by the names of :class:`LaunchFacts`."""
-        given = self.host
-        facts = LaunchFacts(
-            method=given.get("method"),
-            per_batch_depths=given.get("num_speculative_tokens_per_batch_size"),
-            draft_sample_method=given.get("draft_sample_method"),
-            rejection_sample_method=given.get("rejection_sample_method"),
-            heterogeneous_vocab=given.get("use_heterogeneous_vocab") is True,
-            parallel_drafting=given.get("parallel_drafting") is True,
-            padded_batches=given.get("disable_padded_drafter_batch") is False,
-            draft_tensor_parallel_size=given.get("draft_tensor_parallel_size"),
-            draft_kv_cache_dtype=given.get("kv_cache_dtype"),
-        )
-        names = LaunchFacts.__dataclass_fields__
-        return {n: getattr(facts, n) for n in names if getattr(facts, n) is not None}
-
-
 def judge(config: Speculative, window: int | None, source: HostSource | None) -> list[Finding]:
     """Keys and values; ``window`` is the draft's trained window in tokens, None if not known."""
-    found = [*_host_keys(config), *_unknown(config, source)]
+    found = [*_host_keys(config), *unknown_keys(config, source, "command")]
     settings, problems = _parse(config, window)
     if settings is None:
         fix = "see diffspec config explain"
@@ -160,7 +100,7 @@ def _host_keys(config: Speculative) -> list[Finding]:
     return found
 
 
-def _unknown(config: Speculative, source: HostSource | None) -> list[Finding]:
+def unknown_keys(config: Speculative, source: HostSource | None, area: str) -> list[Finding]:
     """Keys neither ours nor vLLM's, which vLLM refuses; its own are read from its source."""
     if source is None:
         return []
@@ -176,5 +116,5 @@ def _unknown(config: Speculative, source: HostSource | None) -> list[Finding]:
         near = difflib.get_close_matches(key, known, n=1)
         fix = f"write {near[0]}" if near else "remove it"
         text = f"{key}: neither DiffSpec nor the installed vLLM has such a key"
-        found.append(error("command.unknown_key", text, fix))
+        found.append(error(f"{area}.unknown_key", text, fix))
     return found

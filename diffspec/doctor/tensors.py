@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 import re
 
-from diffspec.doctor.checkpoint import Checkpoint, Tensor
+from diffspec.configuration.checkpoint import Checkpoint, Tensor
+from diffspec.configuration.pair_facts import reads_aux_states
 from diffspec.doctor.findings import Finding, error, warning
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -14,12 +15,34 @@ _FLOATS = ("BF16", "F16", "F32", "F64")
 _CONFIG = "correct the draft's config.json, or use the checkpoint it belongs to"
 
 
-def check(draft: Checkpoint) -> list[Finding]:
-    """Layers, shapes and types of the draft's tensors; a warning where they cannot be read."""
-    if draft.tensors is None:
-        text = f"{draft.unread}: the draft's weights were not looked at"
+def files(model: Checkpoint, role: str) -> list[Finding]:
+    """What is wrong with a model's weight files, or why they could not be looked at."""
+    if model.broken:
+        text = f"{model.broken}: the {role}'s weights cannot be loaded"
+        return [error("pair.weights", text, "download or copy the model whole")]
+    if model.tensors is None:
+        text = f"{model.unread}: the {role}'s weights were not looked at"
         return [warning("pair.weights", text, "check a copy in safetensors format to be sure")]
-    return [*_layers(draft), *_shapes(draft), *_types(draft)]
+    return []
+
+
+def check(draft: Checkpoint) -> list[Finding]:
+    """Layers, shapes and types of the draft's tensors, where its headers could be read."""
+    if draft.tensors is None:
+        return []
+    return [*_parts(draft), *_layers(draft), *_shapes(draft), *_types(draft)]
+
+
+def _parts(draft: Checkpoint) -> list[Finding]:
+    """The parts without which a file holds no EAGLE-3 draft, packed by a quantisation or not."""
+    has = {part for name in draft.tensors or {} for part in name.split(".")}
+    wanted = ["fc"] if reads_aux_states(draft) else []
+    wanted += [] if "qkv_proj" in has else ["q_proj", "k_proj", "v_proj"]
+    lacking = [part for part in (*wanted, "o_proj") if part not in has]
+    if not lacking:
+        return []
+    text = f"the draft's files hold no {', '.join(lacking)}, which an EAGLE-3 draft has"
+    return [error("pair.parts", text, "use a complete EAGLE-3 checkpoint")]
 
 
 def find(draft: Checkpoint, ending: str) -> Tensor | None:

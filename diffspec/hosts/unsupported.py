@@ -18,6 +18,10 @@ Where = Literal["config", "load"]
 #: vLLM's names of the attention backends whose pages and metadata were read for DiffSpec.
 READABLE_BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 
+#: Rows that say "not tested on this host" of vLLM's own hosts, or name their attention backends.
+NOT_ON_ASCEND = frozenset({"tensor_parallel", "hybrid_target", "attention_backend"})
+
+_MODEL_TYPES = ("bfloat16", "float16", "float32")
 _PLAIN_ROPE = ("default", "llama3", "linear", "yarn")
 
 
@@ -90,7 +94,11 @@ def _differ(left: object, right: object) -> bool:
 
 
 def _other_type(dtype: str | None, f: LaunchFacts) -> bool:
-    return dtype not in (None, "auto") and dtype != f.model_dtype
+    if dtype in (None, "auto"):
+        return False
+    if f.model_dtype is None:
+        return dtype not in _MODEL_TYPES  # one of these may be the model's own
+    return dtype != f.model_dtype
 
 
 def _heads_do_not_divide(f: LaunchFacts) -> bool:
@@ -392,11 +400,12 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
 )
 
 
+def applying(facts: LaunchFacts, where: Iterable[Where] = ("config", "load")) -> list[Unsupported]:
+    """Every row judged at ``where`` that applies to ``facts``, in table order."""
+    stages = tuple(where)
+    return [row for row in UNSUPPORTED if row.where in stages and row.applies(facts)]
+
+
 def refusals(facts: LaunchFacts, where: Iterable[Where] = ("config",)) -> list[str]:
     """The message of every row judged at ``where`` that applies to ``facts``, in table order."""
-    stages = tuple(where)
-    return [
-        row.message.format(f=facts)
-        for row in UNSUPPORTED
-        if row.where in stages and row.applies(facts)
-    ]
+    return [row.message.format(f=facts) for row in applying(facts, where)]

@@ -55,13 +55,55 @@ EAGLE3_QWEN3 = {
     }
     for name, hidden, heads in (("1.7B", 2048, 16), ("8B", 4096, 32))
 }
+#: A small pair that fits.
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 512,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 32768,
+}
+DRAFT: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4096,
+    "draft_vocab_size": 1024,
+    "max_position_embeddings": 2048,
+}
 
 
-def write_model(folder: Path, config: dict[str, Any]) -> Path:
-    """A folder with nothing but a ``config.json``."""
+def changed(config: dict[str, Any], changes: dict[str, Any] | None) -> dict[str, Any]:
+    """A configuration with ``changes`` over it; None takes a key out."""
+    merged = config | (changes or {})
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def write_model(folder: Path, config: dict[str, Any], *, weights: bool = True) -> Path:
+    """A folder with a ``config.json`` and, unless told otherwise, a weight file without tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    if weights:
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     return folder
+
+
+def cache_model(cache: Path, name: str, config: dict[str, Any], ref: str = "main") -> Path:
+    """The copy of a hub name as huggingface_hub keeps it in its ``cache``; returns the snapshot."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    snapshot = write_model(folder / "snapshots" / f"commit-of-{ref}", config)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / ref).write_text(snapshot.name)
+    return snapshot
 
 
 def draft_shapes(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:

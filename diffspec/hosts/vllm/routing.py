@@ -14,14 +14,14 @@ import functools
 import inspect
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from diffspec.hosts.places import path_problem
 from diffspec.hosts.surface import HostError, require_surface
 from diffspec.hosts.unsupported import refusals
 from diffspec.hosts.vllm.facts import WORKERS, device_platform, draft_facts, flag_facts
 from diffspec.hosts.vllm.report import announce, start_up_lines
-from diffspec.keys import normalise
+from diffspec.keys import asks_for_diffspec, normalise
 from diffspec.settings import ConfigError, DiffSpecSettings, split_keys
 
 _HOOK = "create_speculative_config"
@@ -81,8 +81,7 @@ def trained_window(config: Any) -> int | None:
 
 def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, Any]) -> Any:
     """Validate, let the host build its object, validate against the draft, activate."""
-    asked = any(normalise(k) == "draft_context_policy" and v == "diffspec" for k, v in ours.items())
-    if not asked:
+    if not asks_for_diffspec(ours):
         settings = DiffSpecSettings.parse(ours, num_speculative_tokens=_depth(engine_args, rest))
         config = build()
         announce([f"DiffSpec is off: {note}" for note in settings.notes])
@@ -181,15 +180,7 @@ def _depth(engine_args: Any, rest: Mapping[str, Any]) -> int | None:
 def _draft_path_problems(engine_args: Any, rest: Mapping[str, Any]) -> list[str]:
     """Name a missing draft folder; the host would ask its model hub for a path it cannot parse."""
     model = _host_key(engine_args, rest, "model", "spec_model")
-    if not isinstance(model, str) or "://" in model:
+    problem = path_problem(model) if isinstance(model, str) else None
+    if problem is None:
         return []
-    path = Path(model)
-    if path.is_dir():
-        missing = not (path / "config.json").exists()
-        return [f'model = "{model}": the folder has no config.json'] if missing else []
-    # One slash is how a hub name looks; anything else with slashes is meant as a path.
-    local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
-    if local and not path.exists():
-        hint = " (~ is not expanded inside JSON)" if model.startswith("~") else ""
-        return [f'model = "{model}": no such folder{hint}; give the draft\'s path or hub name']
-    return []
+    return [f'model = "{model}": {problem}; give the draft\'s path or hub name']

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diffspec.configuration.document import read
+from diffspec.keys import whole
 from diffspec.settings import ConfigError
 
 #: Where configurations of models with more than text keep the language model's part.
 _NESTED = ("text_config", "language_config", "llm_config")
+_INDEX = "model.safetensors.index.json"
 _D2T = "d2t"
+_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,9 @@ class Checkpoint:
     """What could be read of a model folder.
 
     ``text`` is the language model's configuration: the whole one, or its nested part over it.
-    ``tensors`` is None where no header could be read, for which ``unread`` says why.
-    ``target_ids`` are the least and the largest of (draft id + d2t[draft id]) and how many differ.
+    ``tensors`` is None where no header was read, for which ``unread`` says why. ``broken`` says
+    what is wrong with the files, if anything is. ``target_ids`` are the least and the largest of
+    (draft id + d2t[draft id]) and how many differ.
     """
 
     path: Path
@@ -38,8 +42,8 @@ class Checkpoint:
     text: Mapping[str, Any]
     tensors: Mapping[str, Tensor] | None = None
     unread: str = ""
+    broken: str = ""
     target_ids: tuple[int, int, int] | None = None
-    files: tuple[str, ...] = field(default=())
 
     def architecture(self) -> str | None:
         """The first declared class name, or None."""
@@ -48,8 +52,7 @@ class Checkpoint:
 
     def whole(self, key: str) -> int | None:
         """An integer of the language model's configuration; None if it is none."""
-        value = self.text.get(key)
-        return value if type(value) is int else None
+        return whole(self.text.get(key))
 
     def dtype(self) -> str | None:
         """The type the configuration says the weights have, without ``torch.``; else the file's."""
@@ -60,12 +63,17 @@ class Checkpoint:
         kinds = {t.dtype for t in (self.tensors or {}).values()} & set(_FLOATS)
         return _FLOATS[kinds.pop()] if len(kinds) == 1 else None
 
+    def quantisation(self) -> str | None:
+        """The method by which the weights are quantised, as the configuration says."""
+        for part in (self.config, self.text):
+            for key in ("quantization_config", "compression_config"):
+                if isinstance(value := part.get(key), Mapping):
+                    return str(value.get("quant_method") or value.get("format") or key)
+        return None
 
-_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
-
-def load(folder: Path, *, headers: bool = True) -> Checkpoint:
-    """Read a model folder; ``headers`` says whether to look into its safetensors files.
+def read_config(folder: Path) -> Checkpoint:
+    """Read a model folder's ``config.json`` alone, as leniently as the host does.
 
     Raises:
         ConfigError: no folder, no ``config.json``, or not a JSON object.
@@ -75,47 +83,54 @@ def load(folder: Path, *, headers: bool = True) -> Checkpoint:
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{folder}: the folder has no config.json")
-    config = read(path)
+    config = _json(path)
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
-    text = _text_part(config)
-    if not headers:
-        return Checkpoint(folder, config, text)
-    files = sorted(folder.glob("*.safetensors"))
+    # ModelOpt up to 0.29 keeps the quantisation in a file of its own.
+    beside = folder / "hf_quant_config.json"
+    if config.get("quantization_config") is None and beside.is_file():
+        config["quantization_config"] = {"quant_method": "modelopt"}
+    return Checkpoint(folder, config, _text_part(config))
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read a model folder's ``config.json`` and the headers of its safetensors files.
+
+    Raises:
+        ConfigError: see :func:`read_config`.
+    """
+    model = read_config(folder)
+    try:
+        files, missing = _files(folder)
+    except ConfigError as error:
+        return replace(model, broken="; ".join(error.problems))
+    except OSError as error:  # a name too long to be one
+        return replace(model, broken=f"{folder / _INDEX}: {error.strerror}")
+    if missing:
+        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        text = f"{folder} lacks {len(missing)} of the files that {_INDEX} names ({shown})"
+        return replace(model, broken=text)
     if not files:
         others = [p.name for p in sorted(folder.glob("*.bin"))]
         why = f"only {', '.join(others)}" if others else "no weights"
-        return Checkpoint(folder, config, text, unread=f"{folder} has {why}, no safetensors file")
+        return replace(model, unread=f"{folder} has {why}, no safetensors file")
     try:
         tensors, target_ids = _headers(files)
     except ModuleNotFoundError as error:
-        return Checkpoint(folder, config, text, unread=f"{error.name} is not installed")
+        return replace(model, unread=f"{error.name} is not installed")
     except Exception as error:  # the library raises its own type for a broken file
-        return Checkpoint(folder, config, text, unread=f"{folder}: {error}")
-    names = tuple(p.name for p in files)
-    return Checkpoint(folder, config, text, tensors, target_ids=target_ids, files=names)
+        return replace(model, broken=f"{folder}: {error}")
+    return replace(model, tensors=tensors, target_ids=target_ids)
 
 
-def locate(model: str, environ: Mapping[str, str]) -> Path | None:
-    """The folder of a model: a path, or the local cache's copy of a hub name; never downloads."""
-    path = Path(model)
+def _json(path: Path) -> Any:
+    """What a file holds, by Python's own reader: Infinity and repeated keys are in real files."""
     try:
-        if path.is_dir():
-            return path
-    except OSError:  # a name too long to be one
-        return None
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        return None
-    hub = environ.get("HF_HUB_CACHE")
-    home = environ.get("HF_HOME", str(Path(environ.get("HOME", "~")) / ".cache" / "huggingface"))
-    cache = Path(hub) if hub else Path(home).expanduser() / "hub"
-    place = cache / f"models--{model.replace('/', '--')}"
-    try:
-        revision = (place / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    snapshot = place / "snapshots" / revision
-    return snapshot if (snapshot / "config.json").is_file() else None
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +144,18 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config)
 
 
-def _headers(files: list[Path]) -> tuple[dict[str, Tensor], tuple[int, int, int] | None]:
+def _files(folder: Path) -> tuple[list[Path], list[str]]:
+    """The safetensors files, and names of those that the index has and the folder has not."""
+    if not (folder / _INDEX).is_file():
+        return sorted(folder.glob("*.safetensors")), []
+    index = _json(folder / _INDEX)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    named = places.values() if isinstance(places, dict) else ()
+    names = sorted({name for name in named if isinstance(name, str)})
+    return [folder / n for n in names], [n for n in names if not (folder / n).is_file()]
+
+
+def _headers(files: Iterable[Path]) -> tuple[dict[str, Tensor], tuple[int, int, int] | None]:
     from safetensors import safe_open
 
     tensors: dict[str, Tensor] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diffspec.doctor.checkpoint import Checkpoint
+from diffspec.configuration.checkpoint import Checkpoint
 from diffspec.hosts.unsupported import LaunchFacts
 
 _MODALITIES = ("vision_config", "audio_config", "visual", "thinker_config")
@@ -27,32 +27,50 @@ _RECURRENT_KEYS = (
 _MLA_TYPES = ("deepseek_v4",)
 
 
-def pair_facts(target: Checkpoint, draft: Checkpoint) -> LaunchFacts:
-    """What the two configurations say for :data:`diffspec.hosts.unsupported.UNSUPPORTED`."""
-    eagle = draft.text.get("eagle_config")
-    aux = eagle.get("use_aux_hidden_state", True) if isinstance(eagle, Mapping) else True
+def pair_facts(target: Checkpoint | None, draft: Checkpoint | None) -> LaunchFacts:
+    """What the configurations say for :data:`diffspec.hosts.unsupported.UNSUPPORTED`.
+
+    One of the two may be missing: what it would say is then not known.
+    """
+    theirs = _target(target) if target is not None else {}
+    return LaunchFacts(**theirs, **(_draft(draft) if draft is not None else {}))
+
+
+def _target(target: Checkpoint) -> dict[str, Any]:
+    return {
+        "multimodal": any(isinstance(target.config.get(k), Mapping) for k in _MODALITIES),
+        "target_mla": _mla(target.text),
+        "target_hybrid": _hybrid(target.text),
+        "target_hidden_size": target.whole("hidden_size"),
+        "target_vocab_size": target.whole("vocab_size"),
+        "target_full_attention_layers": _full_attention(target.text),
+    }
+
+
+def _draft(draft: Checkpoint) -> dict[str, Any]:
     width, heads = draft.whole("hidden_size"), draft.whole("num_attention_heads")
     size: float | None = draft.whole("head_dim")
     if size is None and width and heads:
         size = width / heads
-    return LaunchFacts(
-        multimodal=any(isinstance(target.config.get(k), Mapping) for k in _MODALITIES),
-        target_mla=_mla(target.text),
-        target_hybrid=_hybrid(target.text),
-        target_hidden_size=target.whole("hidden_size"),
-        target_vocab_size=target.whole("vocab_size"),
-        target_full_attention_layers=_full_attention(target.text),
-        draft_mla=_mla(draft.text),
-        draft_layers=draft.whole("num_hidden_layers"),
-        draft_reads_hidden_size=(draft.whole("target_hidden_size") or width) if aux else width,
-        draft_vocab_size=draft.whole("vocab_size"),
-        draft_heads=heads,
-        draft_kv_heads=draft.whole("num_key_value_heads") or heads,
-        draft_head_size=size,
-        draft_sliding_window=_sliding_window(draft.text),
-        draft_mrope=mrope(draft.text),
-        draft_rope_type=_rope_type(draft.text),
-    )
+    reads = draft.whole("target_hidden_size") or width
+    return {
+        "draft_mla": _mla(draft.text),
+        "draft_layers": draft.whole("num_hidden_layers"),
+        "draft_reads_hidden_size": reads if reads_aux_states(draft) else width,
+        "draft_vocab_size": draft.whole("vocab_size"),
+        "draft_heads": heads,
+        "draft_kv_heads": draft.whole("num_key_value_heads") or heads,
+        "draft_head_size": size,
+        "draft_sliding_window": _sliding_window(draft.text),
+        "draft_mrope": mrope(draft.text),
+        "draft_rope_type": _rope_type(draft.text),
+    }
+
+
+def reads_aux_states(draft: Checkpoint) -> bool:
+    """Whether the draft projects several of the target's states, as EAGLE-3 drafts do."""
+    eagle = draft.text.get("eagle_config")
+    return not isinstance(eagle, Mapping) or bool(eagle.get("use_aux_hidden_state", True))
 
 
 def _mla(text: Mapping[str, Any]) -> bool:
