@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
-from diffspec.testbed.ablation import newest_first
+from diffspec.testbed.ablation import newest_chunks
 from diffspec.testbed.offline import OfflineEngine, environment, run_in_child
 
 
@@ -27,15 +28,13 @@ def answer(
     """
     llm = OfflineEngine(target, speculative=speculative, **engine)
     cycle = llm.session.cycle if "draft_context_policy" in (speculative or {}) else None
-    if recent_only:
-        assert cycle is not None, "only DiffSpec picks chunks"
-        working_set = cycle.working_set
-        working_set.masses = newest_first(working_set.geometry.chunk)
+    assert cycle is not None or not recent_only, "only DiffSpec picks chunks"
     results = []
     for prompts in batches:
         before = llm.counters()
         retrievals = cycle.counters.retrievals if cycle else 0
-        answers = llm.generate(prompts, tokens, logprobs=logprobs)
+        with newest_chunks(cycle.working_set) if recent_only else nullcontext():
+            answers = llm.generate(prompts, tokens, logprobs=logprobs)
         counted = llm.counters() - before
         results.append(
             {

@@ -175,20 +175,25 @@ def render(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False)
 
 
-def save(document: dict[str, Any], out: Path, reporter: Reporter) -> None:
-    """Write ``demo-results.json`` and ``demo.png`` into ``out``.
-
-    Where matplotlib is missing there is no picture, and a line says so.
+def save(document: dict[str, Any], out: Path) -> None:
+    """Write ``demo-results.json`` into ``out``.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: it cannot be written.
     """
-    (out / RESULTS).write_text(render(document) + "\n", encoding="utf-8")
     (out / PICTURE).unlink(missing_ok=True)  # an older run's would not belong to these results
+    (out / RESULTS).write_text(render(document) + "\n", encoding="utf-8")
+
+
+def draw(document: dict[str, Any], out: Path, reporter: Reporter) -> None:
+    """Write ``demo.png`` into ``out``, or say in a line why not: the results are elsewhere too."""
     try:
         picture.write_picture(document, out / PICTURE)
     except ImportError as error:
         reporter.note(f"no {PICTURE}: {error} (it needs matplotlib)")
+    except Exception as error:  # whatever a drawing library raises
+        said = " ".join(str(error).split())
+        reporter.note(f"no {PICTURE}: {type(error).__name__}: {said}")
 
 
 def demo(quick: bool, text: Path | None, out: Path, as_json: bool) -> int:
@@ -217,7 +222,7 @@ def demo(quick: bool, text: Path | None, out: Path, as_json: bool) -> int:
             **outcome.sections,
         }
         try:
-            save(document, out, reporter)
+            save(document, out)
         except OSError as error:  # what was measured is still shown below
             outcome.failures.append(f"results not written: {error}")
     if as_json:
@@ -225,6 +230,7 @@ def demo(quick: bool, text: Path | None, out: Path, as_json: bool) -> int:
     else:
         piped = None if sys.stdout.isatty() else report.WIDE
         show(document, Console(width=piped, highlight=False))
+    draw(document, out, reporter)
     for failure in outcome.failures:
         reporter.note(f"FAILED: {failure}")
     reporter.note(f"{document['wall_s']:.0f} s; results, picture and server logs are in {out}")

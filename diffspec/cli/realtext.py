@@ -18,7 +18,6 @@ from diffspec.cli import report
 from diffspec.cli.arms import DIFFSPEC, Request, engine_flags, run_arms, three_arms
 from diffspec.cli.progress import Reporter
 
-CONTEXT = 8192
 DEPTH = 3
 # The head was trained on 512 tokens; its configuration says more, so the budget has to be given.
 KEYS = {"diffspec_token_budget": 512}

@@ -97,8 +97,9 @@ def serve_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     env = dict(os.environ)
     env.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     if (os.cpu_count() or 1) <= 2 and "VLLM_CPU_OMP_THREADS_BIND" not in env:
-        # vLLM would compute with one thread here by itself, but pin it to the first core, where
-        # any other vLLM on the machine sits as well.
+        # While a served CPU worker computes, vLLM's scheduler process polls for its answer without
+        # pause, so vLLM leaves that process a core and of two computes on one. The same here, but
+        # not pinned to the first core, where any other vLLM on the machine sits as well.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         env.setdefault("OMP_NUM_THREADS", "1")
     env.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")

@@ -76,11 +76,14 @@ class KeyPages:
 
     def read(self, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         """Keys of ``blocks`` ``[n]`` (int64) as ``[n, heads, head_dim, block_size]``, written to
-        ``out`` of that shape and the pages' dtype where the layout allows it."""
+        ``out``, dense, of that shape and the pages' dtype, if it is given."""
         if self._permutation is None:
             return torch.index_select(self._pages, 0, blocks, out=out)
-        flat = self._pages.index_select(0, blocks).index_select(1, self._permutation)
-        return flat.view(-1, *self.page_shape)
+        flat = None if out is None else out.view(blocks.shape[0], -1)
+        keys = torch.index_select(
+            self._pages.index_select(0, blocks), 1, self._permutation, out=flat
+        )
+        return keys.view(-1, *self.page_shape)
 
     def in_place(self, first: int, count: int) -> Tensor | None:
         """Keys of the consecutive pages ``first`` … ``first + count - 1`` without a copy, shaped

@@ -211,11 +211,11 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "vllm.v1.attention.backend:CommonAttentionMetadata",
         "read",
         "worker",
-        "rows, lengths, pages and slots of the batch",
-        "everything a cycle needs to know of the host's step",
+        "rows, lengths, pages and slots of the batch; set seq_lens_cpu_upper_bound if None",
+        "everything a cycle needs to know of the host's step; unpadded() drops these lengths",
         attributes=_names(
-            "query_start_loc query_start_loc_cpu seq_lens_cpu_upper_bound block_table_tensor "
-            "slot_mapping num_reqs num_actual_tokens"
+            "query_start_loc query_start_loc_cpu seq_lens_cpu_upper_bound _seq_lens_cpu "
+            "block_table_tensor slot_mapping num_reqs num_actual_tokens"
         ),
     ),
     TouchPoint(

@@ -19,7 +19,7 @@ from diffspec.proposer.batch import BoolArray, IntArray, StepBatch, on_device
 from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
-from diffspec.proposer.slots import NOTHING, SlotTable, first_if_consecutive
+from diffspec.proposer.slots import NOT_DENSE, NOTHING, SlotTable, first_if_consecutive
 from diffspec.proposer.working_set import WorkingSet
 
 logger = logging.getLogger("vllm.diffspec")
@@ -42,6 +42,35 @@ class DraftingCycle:
         self.faults = FaultLog()
         self.counters = Counters()
         self._canonical: CanonicalCache | None = None
+
+    @property
+    def bound(self) -> bool:
+        """Whether :meth:`bind` was called."""
+        return self._canonical is not None
+
+    def rehearse(self, projection: Projection) -> None:
+        """Take the temporary memory of the largest rebuild and draft step there can be.
+
+        For a host that measures memory before it allocates its pages. The working caches must be
+        zero, as they are then, and stay so.
+
+        Args:
+            projection: of any rows; a draft step is run for at most as many slots.
+        """
+        working, parts = self.working_set.working, self.head.parts
+        self.working_set.rehearse()
+        count = min(self.slots.count, projection.residual.shape[0])
+        slots, budget = torch.arange(count, device=working.k.device), self.geometry.budget
+        attention = working.attend(
+            projection.qk[:count, : parts.query_heads],
+            slots,
+            torch.full_like(slots, budget),
+            budget,
+            parts.scale,
+            NOT_DENSE,
+        )
+        hidden, _ = self.head.finish(attention, projection.residual[:count])
+        self.head.best_tokens(hidden)
 
     def bind(self, canonical: CanonicalCache) -> None:
         """Use these canonical pages from now on."""

@@ -12,11 +12,13 @@ from diffspec.proposer.batch import IntArray
 
 #: ``end`` of a slot whose working cache covers nothing.
 NOTHING = -1
+#: Instead of a first slot: these slots do not follow one another.
+NOT_DENSE = -1
 
 
 def first_if_consecutive(slots: IntArray) -> int:
-    """The first of ascending ``slots`` ``[b]`` if they follow one another, else -1."""
-    return int(slots[0]) if slots[-1] - slots[0] == len(slots) - 1 else -1
+    """The first of ascending ``slots`` ``[b]`` if they follow one another, else ``NOT_DENSE``."""
+    return int(slots[0]) if slots[-1] - slots[0] == len(slots) - 1 else NOT_DENSE
 
 
 class SlotTable:

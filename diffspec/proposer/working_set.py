@@ -14,7 +14,7 @@ from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.batch import IntArray, StepBatch, on_device
 from diffspec.proposer.head import Projection
-from diffspec.proposer.slots import first_if_consecutive
+from diffspec.proposer.slots import NOT_DENSE, first_if_consecutive
 from diffspec.retrieval.scoring import ChunkScorer
 from diffspec.retrieval.selection import SelectionPlan, select_chunks
 
@@ -73,6 +73,15 @@ class WorkingSet:
         )
         self._in_chunk = torch.arange(geometry.chunk, device=device)
         self._canonical: CanonicalCache | None = None
+
+    def rehearse(self) -> None:
+        """The largest rebuild, of zeros into caches of zeros, for the memory it takes meanwhile."""
+        working = self.working
+        count, heads, budget, head_dim = working.k.shape
+        group = min(self._group, count)
+        rows = self._gathered[: group * budget * 2 * heads * head_dim]
+        slots = torch.arange(group, device=working.k.device)
+        working.rebuild(slots, rows.view(group, budget, 2, heads, head_dim), NOT_DENSE)
 
     def bind(self, canonical: CanonicalCache) -> None:
         """Rebuild from these canonical rows from now on."""

@@ -40,7 +40,7 @@ class ChunkScorer:
     and page sizes need not divide each other and ``[heads, context]`` never exists.
 
     The workspace is allocated here, before the host sizes its KV cache; the pages exist only
-    afterwards and are handed in with :meth:`bind`.
+    afterwards and are handed in with :meth:`bind`, once.
 
     Args:
         block_size: tokens per page.
@@ -114,6 +114,10 @@ class ChunkScorer:
             )
         self._pages = pages
         self.kernels, self._tile_scorer = try_kernel(self.kernels, self._build_tile_scorer)
+        if self._tile_scorer is None:
+            self.granule = math.gcd(self.chunk_size, self.block_size)
+        else:  # only torch copies keys
+            self._raw = self._tile = self._raw.new_empty((0, *pages.page_shape))
 
     def _build_tile_scorer(self) -> TileScorer:
         from diffspec.retrieval.triton_scoring import TileScorer

@@ -3,15 +3,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
-from diffspec.proposer.working_set import MassFunction
+from diffspec.proposer.working_set import MassFunction, WorkingSet
+
+
+@contextmanager
+def newest_chunks(working_set: WorkingSet) -> Iterator[None]:
+    """Pick the newest chunks as long as the block runs: a sink and a sliding window of the same
+    budget."""
+    by_mass = working_set.masses
+    working_set.masses = newest_first(working_set.geometry.chunk)
+    try:
+        yield
+    finally:
+        working_set.masses = by_mass
 
 
 def newest_first(chunk: int) -> MassFunction:
-    """Masses that make selection pick the newest chunks of ``chunk`` tokens, which leaves a sink
-    and a sliding window of the same budget. Put it in place of ``working_set.masses``."""
+    """Masses that rise with the chunk number, for chunks of ``chunk`` tokens."""
 
     def masses(query: Tensor, table: Tensor, lengths: Tensor, longest: int) -> Tensor:
         count = -(-longest // chunk)

@@ -136,7 +136,11 @@ class OfflineEngine:
 
 
 def environment(kv_gib: int = 2, **more: str) -> dict[str, str]:
-    """Variables for a process that runs an :class:`OfflineEngine`: this one's, and ours."""
+    """Variables for a process that runs an :class:`OfflineEngine`: this one's, and ours.
+
+    The number of threads is torch's own choice, all cores: nothing polls beside this one process,
+    as it does beside a server's worker (``diffspec.cli.serving``).
+    """
     preload = Path(sys.prefix) / "lib" / "libiomp5.so"
     ours = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
 
 from diffspec.hosts.surface import HostError
 from diffspec.hosts.vllm.session import DiffSpecSession
-from diffspec.testbed.ablation import newest_first
+from diffspec.testbed.ablation import newest_chunks
 from diffspec.testbed.offline import OfflineEngine
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
@@ -113,16 +114,33 @@ def recall_small(
     result["retrievals"] = cycle.counters.retrievals
     result["tap_calls"] = llm.session.tap.calls
 
-    masses = cycle.working_set.masses
-    cycle.working_set.masses = newest_first(keys["diffspec_chunk_size"])
-    result["recent_only"] = _run(llm, prompts, tokens)
-    cycle.working_set.masses = masses
+    with newest_chunks(cycle.working_set):
+        result["recent_only"] = _run(llm, prompts, tokens)
+    with _unpadded(llm):
+        result["unpadded"] = _run(llm, prompts, tokens)
 
     result["turnover"] = _turnover(llm)
     result["faults"] = _faults(llm, prompts, tokens)
     result["buffers_after"] = _buffers(llm)
     result["attached_twice"], result["left_behind"] = _attach_again_and_detach(llm)
     return result
+
+
+@contextmanager
+def _unpadded(llm: OfflineEngine) -> Iterator[None]:
+    """Hand every batch over as the host does after running it in a larger full CUDA graph."""
+    runner = llm.worker.model_runner
+    build = runner._build_attention_metadata
+
+    def unpadded(*args: Any, **kwargs: Any) -> Any:
+        attention, batch = build(*args, **kwargs)
+        return attention, batch.unpadded(batch.num_actual_tokens, batch.num_reqs)
+
+    runner._build_attention_metadata = unpadded
+    try:
+        yield
+    finally:
+        del runner._build_attention_metadata
 
 
 def _attach_again_and_detach(llm: OfflineEngine) -> tuple[str, list[str]]:

@@ -20,7 +20,7 @@ def truth(recall_prompts: list[RecallPrompt]) -> list[list[int]]:
     return [list(p.continuation_ids)[:TOKENS] for p in recall_prompts]
 
 
-@pytest.mark.parametrize("way", ["batch", "cached", "sampled", "recent_only"])
+@pytest.mark.parametrize("way", ["batch", "cached", "sampled", "recent_only", "unpadded"])
 def test_every_answer_is_the_passage(recall: Any, truth: list[list[int]], way: str) -> None:
     """Lossless in a mixed batch under chunked prefill, on cached prefixes, at temperature 1 (the
     pair's margins make any other token as likely as 1e-8), and with a useless draft."""
@@ -28,7 +28,7 @@ def test_every_answer_is_the_passage(recall: Any, truth: list[list[int]], way: s
     assert recall["single"]["tokens"] == truth[-1:]
 
 
-@pytest.mark.parametrize("way", ["single", "batch", "cached", "sampled"])
+@pytest.mark.parametrize("way", ["single", "batch", "cached", "sampled", "unpadded"])
 def test_retrieval_finds_the_source(recall: Any, way: str) -> None:
     assert len(recall[way]["per_position"]) == DEPTH
     assert min(recall[way]["per_position"]) >= 0.95

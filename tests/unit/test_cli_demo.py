@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -157,18 +158,27 @@ def test_the_fourth_arm_is_stock_with_another_draft() -> None:
     assert by_label[EAGLE3] == three_arms(Path("short"), 5)[1].speculative
 
 
-def test_the_plans_hold_what_the_readme_says() -> None:
+def listed(numbers: Iterable[str]) -> str:
+    *others, last = numbers
+    return f"{', '.join(others)} and {last}"
+
+
+def test_the_readme_says_what_the_plans_hold() -> None:
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     full, quick = demo.Plan(), demo.QUICK
-    assert full.lengths == (2048, 8192, 16384)
-    assert full.generate == 256
-    assert full.text_lengths == (1500, 4000, 7000)
-    assert full.long_draft
-    assert full.text_target_only
-    assert not quick.long_draft
-    assert set(quick.lengths) < set(full.lengths)
-    for plan in (full, quick):
+    recall, short = (listed(f"{n // 1024}K" for n in p.lengths) for p in (full, quick))
+    text = listed(f"{n // 1000} {n % 1000:03}" for n in full.text_lengths)
+    assert f"prompts of {recall}, {full.generate} tokens" in readme
+    assert f"prompts of {text} tokens" in readme
+    assert f"{full.text_generate} tokens: target-only, stock and DiffSpec" in readme
+    assert f"`QUICK=1` does the same with {short}, {quick.generate} tokens" in readme
+
+
+def test_every_prompt_of_a_plan_fits() -> None:
+    for plan in (demo.Plan(), demo.QUICK):
         assert max(plan.lengths) + plan.generate < LONG_WINDOW
-        assert max(plan.text_lengths) + plan.text_generate + realtext.MARGIN <= realtext.CONTEXT
+        # SmolLM2's own context.
+        assert max(plan.text_lengths) + plan.text_generate + realtext.MARGIN <= 8192
         assert min(plan.text_lengths) > realtext.KEYS["diffspec_token_budget"]
 
 

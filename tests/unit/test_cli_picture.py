@@ -123,7 +123,8 @@ def test_without_the_text_there_is_one_panel(document: dict[str, Any]) -> None:
 def save(document: dict[str, Any], out: Path) -> str:
     said = io.StringIO()
     with Reporter(Console(file=said, width=200)) as reporter:
-        demo.save(document, out, reporter)
+        demo.save(document, out)
+        demo.draw(document, out, reporter)
     return said.getvalue()
 
 
@@ -186,6 +187,22 @@ def test_json_alone_is_printed_with_json(command: list[str], tmp_path: Path) -> 
     assert printed == json.loads((tmp_path / "demo-results.json").read_text())
     assert "illustration" in printed["note"].lower()
     assert printed["failures"] == []
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_a_drawing_error_costs_the_picture_alone(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    def fail(document: object, path: Path) -> None:
+        raise RuntimeError("no usable\nfont")
+
+    monkeypatch.setattr(picture, "write_picture", fail)
+    ran = CliRunner().invoke(app, ["demo", *form, *command[2:], str(tmp_path)])
+    assert ran.exit_code == 0
+    assert DIFFSPEC in ran.stdout
+    assert "no demo.png: RuntimeError: no usable font" in ran.stderr
+    assert "Traceback" not in ran.output
+    assert (tmp_path / "demo-results.json").exists()
 
 
 def test_what_was_measured_is_printed_even_if_it_cannot_be_written(

@@ -100,7 +100,10 @@ def test_keys_come_back(name: str, dtype: torch.dtype, padding: int, offset: int
     assert (reader.block_size, reader.heads, reader.head_dim) == (BLOCK, HEADS, DIM)
     assert reader.layout == backend.layout
     wanted = torch.tensor([4, 0, 2, 2])
-    read = reader.read(wanted)
+    out = torch.empty((4, HEADS, DIM, BLOCK), dtype=dtype)
+    read = reader.read(wanted, out)
+    assert read.data_ptr() == out.data_ptr()
+    assert torch.equal(reader.read(wanted), read)
     assert read.shape == (4, HEADS, DIM, BLOCK)
     for i, block in enumerate(wanted.tolist()):
         for token in range(BLOCK):

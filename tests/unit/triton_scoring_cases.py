@@ -122,6 +122,7 @@ def check(
         ragged[row, math.ceil(length / block) :] = 2**30
     masses = scorer.masses(query, ragged, torch.tensor(lengths), longest)
     by_torch = scorer_for(view, TORCH, group, chunk)
+    assert scorer.nbytes < by_torch.nbytes + scorer._lse.nbytes - by_torch._lse.nbytes, "tiles"
     others = by_torch.masses(query, table, torch.tensor(lengths), longest)
     assert masses.shape == others.shape == (len(lengths), math.ceil(longest / chunk))
     np.testing.assert_allclose(double(masses), double(others), atol=1e-5)
@@ -194,8 +195,8 @@ def test_queries_of_another_type_keep_their_precision() -> None:
 
 def permuted() -> KeyPages:
     """Tokens from a page's end to its start: no view has such strides."""
-    places = torch.arange(16 * 16).view(16, 1, 16).flip(0)
-    return KeyPages(torch.randn((4, 1, 16, 16)), places)
+    places = torch.arange(64 * 16).view(64, 1, 16).flip(0)
+    return KeyPages(torch.randn((4, 1, 64, 16)), places)
 
 
 def of(dim: int, dtype: torch.dtype) -> KeyPages:
@@ -214,9 +215,10 @@ def of(dim: int, dtype: torch.dtype) -> KeyPages:
     ids=str,
 )
 def test_torch_takes_what_does_not_fit(pages: KeyPages, reason: str) -> None:
-    scorer = scorer_for(pages, TRITON, 4, 32)
+    scorer = scorer_for(pages, TRITON, 4, 64)
     assert str(scorer.kernels) == f"torch ({reason})"
+    assert scorer.granule == pages.block_size  # not the kernel's smaller one
     query = torch.randn((1, 4, pages.head_dim), generator=torch.Generator().manual_seed(0))
     arguments = (query, torch.arange(4).view(1, 4), torch.tensor([50]), 50)
-    wanted = scorer_for(pages, TORCH, 4, 32).masses(*arguments)
+    wanted = scorer_for(pages, TORCH, 4, 64).masses(*arguments)
     assert torch.allclose(scorer.masses(*arguments), wanted, atol=1e-6)

@@ -136,7 +136,10 @@ class DiffSpecSession:
         )
 
     def dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> None:
-        """Stand in for the host's warm-up of a draft pass we never take: project as many rows."""
+        """Stand in for the host's warm-up of a draft pass we never take: project as many rows.
+
+        Before there are pages the host measures memory: it then sees the largest draft step too.
+        """
         drafter, head = self.drafter, self.cycle.head
         # Absent where a draft takes the target's last hidden state as it is.
         width = getattr(drafter.model.model, "fc_input_size", None) or (
@@ -144,7 +147,9 @@ class DiffSpecSession:
         )
         features = torch.zeros((num_tokens, width), dtype=drafter.dtype, device=drafter.device)
         ids = torch.zeros(num_tokens, dtype=torch.int64, device=drafter.device)
-        head.project(ids, head.parts.combine(features))
+        projection = head.project(ids, head.parts.combine(features))
+        if not self.cycle.bound:
+            self.cycle.rehearse(projection)
 
     def bind_pages(self, kv_cache_config: Any) -> None:
         """The host has allocated its KV cache: take the draft's pages and read the target's.
@@ -211,6 +216,7 @@ class DiffSpecSession:
         num_draft_tokens: list[int],
     ) -> tuple[Any, Tensor]:
         """Note what was drafted and which rows of the target's batch survived."""
+        _restore_lengths(common_attn_metadata)  # the host's own method wants them too
         metadata, kept = self._host["prepare_inputs"](
             common_attn_metadata, sampled_token_ids, num_draft_tokens
         )
@@ -246,6 +252,7 @@ class DiffSpecSession:
     ) -> StepBatch:
         # The batch as the target ran it; without drafts in it nothing was taken out since.
         target = metadata if self._target is None else self._target
+        _restore_lengths(metadata)
         if not self.tap.saw(target.num_actual_tokens):
             raise HostError(f"{self._scored} ran without our tap: its last queries are unknown")
         b = metadata.num_reqs
@@ -282,3 +289,11 @@ class DiffSpecSession:
         # Past the draft's own length the host would silently send dummy drafts for the whole
         # batch; local positions make that limit void, and depth is clamped at max_model_len.
         self.runner.effective_drafter_max_model_len = self.runner.max_model_len + self.depth + 1
+
+
+def _restore_lengths(metadata: Any) -> None:
+    """Put back the lengths on the host that vLLM 0.28 leaves out of a batch smaller than the full
+    graph it ran in (``CommonAttentionMetadata.unpadded``), from the field that it keeps; without
+    asynchronous scheduling both hold the same exact numbers."""
+    if metadata.seq_lens_cpu_upper_bound is None:
+        metadata.seq_lens_cpu_upper_bound = metadata._seq_lens_cpu

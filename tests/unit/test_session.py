@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session between vLLM's batches and the drafting cycle: vLLM's own classes, no engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+from diffspec.hosts.vllm.query_tap import QueryTap
+from diffspec.hosts.vllm.session import DiffSpecSession
+from diffspec.proposer.batch import StepBatch
+from diffspec.settings import DiffSpecSettings
+from tests.unit import tiny_draft as tiny
+from tests.unit.conftest import ON
+from tests.unit.naive import Recorder
+from tests.unit.serving import Host, Shape
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEPTH, HEADS, DIM = 3, 2, 4
+ROWS = DEPTH + 1
+CPU = torch.device("cpu")
+
+
+class Cycle:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[StepBatch] = []
+
+    def run(self, batch: StepBatch) -> list[list[int]]:
+        self.batches.append(batch)
+        return [[7]] * len(batch.request_ids)
+
+    def lost(self, slots: torch.Tensor, error: BaseException) -> None:
+        raise error
+
+
+def make_session() -> DiffSpecSession:
+    """A session on a drafter of vLLM's that has what the methods used here read."""
+    drafter = object.__new__(EagleProposer)
+    drafter.speculative_config = SimpleNamespace(num_speculative_tokens=DEPTH)
+    drafter.token_arange_np = np.arange(64, dtype=np.int32)
+    drafter.input_ids = torch.zeros(64, dtype=torch.int32)
+    drafter.device, drafter.dtype = CPU, torch.float32
+    batch = SimpleNamespace(req_ids=["a", "b", "c"], block_table=[None])
+    runner = SimpleNamespace(max_model_len=1000, input_batch=batch)
+    settings = DiffSpecSettings.parse(ON, num_speculative_tokens=DEPTH)
+    return DiffSpecSession(drafter, runner, settings, memory=0)
+
+
+def padded_step(session: DiffSpecSession, lengths: list[int]) -> CommonAttentionMetadata:
+    """Run a decoding step of the given requests in a full graph of one request more, and hand its
+    batch over as the runner does."""
+    count = len(lengths)
+    seq_lens = torch.tensor([*lengths, 0], dtype=torch.int32)
+    starts = torch.tensor([*range(0, ROWS * count + 1, ROWS), ROWS * count], dtype=torch.int32)
+    slots = torch.arange(ROWS * (count + 1)) + 500
+    slots[ROWS * count :] = -1
+    padded = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=seq_lens,
+        _seq_lens_cpu=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens,
+        num_reqs=count + 1,
+        num_actual_tokens=ROWS * (count + 1),
+        max_query_len=ROWS,
+        max_seq_len=max(lengths),
+        block_table_tensor=torch.arange(4 * (count + 1), dtype=torch.int32).view(-1, 4),
+        slot_mapping=slots,
+    )
+    query = torch.arange(padded.num_actual_tokens * HEADS * DIM).float().view(-1, HEADS, DIM)
+    attention = SimpleNamespace(forward=lambda *_: None)
+    session._tap = QueryTap(
+        SimpleNamespace(impl=attention), max_requests=count + 1, rows_per_request=ROWS,
+        heads=HEADS, head_dim=DIM, dtype=torch.float32, device=CPU,
+    )  # fmt: skip
+    attention.forward(None, query, None, None, None, padded)
+    return padded.unpadded(ROWS * count, count)
+
+
+def query_rows(batch: StepBatch) -> list[int]:
+    """The rows of the step that the batch's queries were taken from."""
+    return (batch.query[:, 0, 0] / (HEADS * DIM)).int().tolist()
+
+
+@pytest.fixture
+def session() -> DiffSpecSession:
+    session = make_session()
+    session._cycle = Cycle()  # type: ignore[assignment]
+    return session
+
+
+def test_a_batch_smaller_than_its_graph_keeps_its_lengths(session: DiffSpecSession) -> None:
+    sampled = [[11, 12, 13, 14], [21], [31, 32]]
+    drafter, batch = session.drafter, session.runner.input_batch
+    metadata = padded_step(session, [104, 61, 13])
+    assert metadata.seq_lens_cpu_upper_bound is None, "vLLM keeps them now: nothing to restore"
+    next_ids = drafter.prepare_next_token_ids_cpu(sampled, {}, batch, {})
+    metadata, kept = drafter.prepare_inputs(metadata, sampled, [DEPTH] * 3)
+    assert kept.tolist() == [0, 1, 2, 3, 4, 8, 9]
+    ids, features = 1000 + kept, kept.float().unsqueeze(-1)
+    drafts = drafter.propose(DEPTH, ids, kept, features, next_ids, None, metadata, None)
+    assert drafts == [[7]] * 3
+    (given,) = session.cycle.batches  # type: ignore[attr-defined]
+    assert given.lengths.tolist() == [104, 58, 11]
+    assert given.row_starts.tolist() == [0, 4, 5, 7]
+    assert given.accepted.tolist() == [3, 0, 1]
+    assert given.drafted.tolist() == [3, 3, 3]
+    assert given.token_ids.tolist() == [1001, 1002, 1003, 14, 21, 1009, 32]
+    assert given.slots.tolist() == [500, 501, 502, 503, 504, 508, 509]
+    assert given.features[:, 0].tolist() == kept.tolist()
+    assert query_rows(given) == [3, 4, 9]
+    assert given.draft_table.tolist() == torch.arange(12).view(3, 4).tolist()
+
+
+def test_so_does_one_without_drafts(session: DiffSpecSession) -> None:
+    sampled = [[11], [21], [31]]
+    drafter, batch = session.drafter, session.runner.input_batch
+    metadata = padded_step(session, [104, 61, 13])
+    next_ids = drafter.prepare_next_token_ids_cpu(sampled, {}, batch, {})
+    rows = torch.arange(12)
+    drafter.propose(DEPTH, rows, rows, rows.unsqueeze(-1), next_ids, None, metadata, None)
+    (given,) = session.cycle.batches  # type: ignore[attr-defined]
+    assert given.lengths.tolist() == [104, 61, 13]
+    assert given.row_starts.tolist() == [0, 4, 8, 12]
+    assert given.drafting.all()
+    assert not given.drafted.any()
+    assert not given.accepted.any()
+    assert query_rows(given) == [3, 7, 11]
+
+
+@pytest.mark.parametrize(("rows", "drafted"), [(20, 8), (5, 5)])
+def test_the_largest_step_is_rehearsed_while_memory_is_measured(
+    rows: int, drafted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, session = Host(Shape(slots=8)), make_session()
+    session._cycle = cycle = host.cycle
+    session.drafter.model = SimpleNamespace(
+        model=SimpleNamespace(fc_input_size=tiny.AUX * tiny.TARGET_HIDDEN)
+    )
+    seen: list[Any] = []
+    best, attend = cycle.head.best_tokens, host.working_set.working.attend
+
+    def note_best(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(len(hidden))
+        return best(hidden)
+
+    def note_attend(*arguments: Any) -> torch.Tensor:
+        seen.append((arguments[3], arguments[5]))
+        return attend(*arguments)
+
+    monkeypatch.setattr(cycle.head, "best_tokens", note_best)
+    monkeypatch.setattr(host.working_set.working, "attend", note_attend)
+    monkeypatch.setattr(cycle, "_canonical", None)
+    with Recorder() as before:
+        session.dummy_run(rows, use_cudagraphs=False, is_graph_capturing=False)
+    assert seen == [(host.shape.budget, -1), drafted]
+    assert "aten.index_copy_.default" in before.operations, "no rebuild"
+    for part in (host.working_set.working.k, host.working_set.working.v):
+        assert not part.any()
+
+    cycle.bind(host.canonical)
+    session.dummy_run(rows)
+    assert len(seen) == 2
