@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffspec.adaptive_depth.interval import RetrievalInterval
 from diffspec.adaptive_depth.policy import DepthPolicy
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.proposer.batch import BoolArray, IntArray, StepBatch, on_device
@@ -28,6 +29,9 @@ logger = logging.getLogger("vllm.diffspec")
 class DraftingCycle:
     """Drafts for a batch of requests out of their working caches.
 
+    Args:
+        interval: when selections are due; the configured interval, never stretched, if None.
+
     Attributes:
         slots: who owns which slot.
         working_set: the working caches and their retrieval.
@@ -35,10 +39,19 @@ class DraftingCycle:
         counters: what was done so far.
     """
 
-    def __init__(self, head: DraftHead, working_set: WorkingSet, policy: DepthPolicy) -> None:
+    def __init__(
+        self,
+        head: DraftHead,
+        working_set: WorkingSet,
+        policy: DepthPolicy,
+        interval: RetrievalInterval | None = None,
+    ) -> None:
         self.head, self.working_set, self.policy = head, working_set, policy
         self.geometry = working_set.geometry
         self.slots = SlotTable(working_set.working.k.shape[0])
+        self.interval = interval or RetrievalInterval(
+            self.slots.count, interval=self.geometry.interval
+        )
         self.faults = FaultLog()
         self.counters = Counters()
         self._canonical: CanonicalCache | None = None
@@ -101,6 +114,7 @@ class DraftingCycle:
         slot = self.slots.release(request_id)
         if slot >= 0:
             self.policy.forget(slot)
+            self.interval.forget(slot)
 
     def lost(self, host_slots: Tensor, error: BaseException) -> None:
         """The rows at ``host_slots`` ``[n]`` were not ingested: never attend their pages."""
@@ -136,7 +150,9 @@ class DraftingCycle:
             self.counters.no_slot += without
         seen = np.flatnonzero((batch.drafted > 0) & (slots >= 0))
         if seen.size:
-            self.policy.observe(slots[seen], batch.drafted[seen], batch.accepted[seen])
+            feedback = slots[seen], batch.drafted[seen], batch.accepted[seen]
+            self.policy.observe(*feedback)
+            self.interval.observe(*feedback)
 
         members = np.flatnonzero(batch.drafting & (slots >= 0))
         members = members[np.argsort(slots[members])]  # neighbouring slots are used in place
@@ -167,7 +183,8 @@ class DraftingCycle:
         new = batch.row_starts[members + 1] - batch.row_starts[members]
         current = table.end[slots] == lengths - new
         rows = table.rows[slots] + new
-        overdue = (rows != lengths) & (table.steps[slots] + 1 >= geometry.interval)
+        ahead = rows - table.base[slots] + geometry.depth
+        overdue = self.interval.overdue(slots, table.steps[slots] + 1, ahead) & (rows != lengths)
         due = ~current | overdue | (rows + geometry.depth - 1 > geometry.budget)
 
         keep, redo = np.flatnonzero(~due), np.flatnonzero(due)
@@ -181,7 +198,8 @@ class DraftingCycle:
             table.end[at] = NOTHING
             if not current[redo].all():
                 self.working_set.clear(at[~current[redo]])
-            table.rows[at] = self.working_set.rebuild(batch, members[redo], at)
+            table.rows[at] = table.base[at] = self.working_set.rebuild(batch, members[redo], at)
+            self.interval.renewed(at)
             # A first rebuild starts each slot at another step: retrievals spread over steps.
             table.steps[at] = np.where(current[redo], 0, at % geometry.interval)
             self.counters.rebuilds += int(redo.size)

@@ -26,6 +26,7 @@ class SlotTable:
 
     Attributes:
         rows: ``[slots]``, committed working-cache rows.
+        base: ``[slots]``, rows right after the last rebuild; those past it were appended.
         end: ``[slots]``, context length the working cache is current for, or ``NOTHING``.
         steps: ``[slots]``, verification steps since the last rebuild.
     """
@@ -33,6 +34,7 @@ class SlotTable:
     def __init__(self, slots: int) -> None:
         self.count = slots
         self.rows = np.zeros(slots, dtype=np.int64)
+        self.base = np.zeros(slots, dtype=np.int64)
         self.end = np.full(slots, NOTHING, dtype=np.int64)
         self.steps = np.zeros(slots, dtype=np.int64)
         self._free = list(range(slots))  # a heap: low slots first keeps a batch's slots together

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from diffspec.adaptive_depth.interval import RetrievalInterval
 from diffspec.adaptive_depth.policy import FixedDepth, IntArray
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.pages import KeyPages
@@ -48,6 +49,7 @@ class Shape:
     slots: int = 8
     max_len: int = 150
     blocks: int = 260
+    reach: int = 0
 
     @property
     def plan(self) -> SelectionPlan:
@@ -157,7 +159,8 @@ class Host:
         )  # fmt: skip
         self.working_set = WorkingSet(geometry, shape.plan, working, scorer)
         head = DraftHead(self.draft.parts(self._trip))
-        self.cycle = DraftingCycle(head, self.working_set, self.policy)
+        interval = RetrievalInterval(shape.slots, interval=shape.interval, reach=shape.reach)
+        self.cycle = DraftingCycle(head, self.working_set, self.policy, interval)
 
         row = 2 * tiny.KV_HEADS * tiny.DIM
         stride = (page + 2) * row  # padded, and never written: NaN wherever nothing was stored

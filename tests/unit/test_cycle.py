@@ -28,6 +28,7 @@ SHAPES = st.builds(
     depth=st.integers(1, 4),
     slots=st.sampled_from([2, 8]),
     max_len=st.just(170),
+    reach=st.sampled_from([0, 12]),
 )
 FAULTS = ("combine", "write", "output")
 
@@ -155,6 +156,23 @@ def test_from_whole_context_into_compact_selection(interval: int) -> None:
     assert border > 3, "the context was never whole"
     assert not any(held[border:])
     assert serving.oracle.counters.retrievals >= (len(held) - border - 1) // interval
+
+
+def test_retrievals_wait_while_everything_is_accepted() -> None:
+    counts = {}
+    for reach in (0, 16):
+        shape = Shape(chunk=16, interval=2, budget=160, max_len=300, slots=1, reach=reach)
+        serving = Serving(shape)
+        (request,) = serving.prefilled(200)
+        for _ in range(20):
+            serving.step((request, 3))
+        counts[reach] = serving.oracle.counters.retrievals
+        # One rejection, and the configured interval is back at once.
+        before = serving.oracle.counters.retrievals
+        for _ in range(3):
+            serving.step((request, 0))
+        assert serving.oracle.counters.retrievals > before
+    assert counts[16] <= 0.6 * counts[0]
 
 
 def test_chunked_prefill_drafts_only_at_its_end() -> None:

@@ -32,7 +32,9 @@ def start_up_lines(
     lines = [UNRUN[platform]] if platform in UNRUN else []
     lines += [
         f"DiffSpec: budget {settings.token_budget} tokens in chunks of {settings.chunk_size}, "
-        f"retrieval every {settings.retrieval_interval} verification steps, linear verification, "
+        f"retrieval every {settings.retrieval_interval} verification steps"
+        f"{' (longer while acceptance holds)' if settings.adaptive_profile else ''}, "
+        "linear verification, "
         f"depth {depth} (fixed: adaptive depth is not in this release)",
         f"DiffSpec: draft trained for {trained_window or 'an unknown number of'} tokens, "
         f"max_model_len {max_model_len}; "
