@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> d
 
 def _serve() -> None:
     from benchmarks.split import StepClock
-    from diffspec.testbed.ablation import newest_first
+    from diffspec.testbed.ablation import newest_chunks
     from diffspec.testbed.offline import OfflineEngine
 
     def reply(what: Mapping[str, Any]) -> None:
@@ -151,17 +152,12 @@ def _serve() -> None:
     ours = "draft_context_policy" in (config["speculative"] or {})
     session = engine.session if ours else None
     clock = StepClock(engine.worker, session)
-    working_set = session.cycle.working_set if session else None
-    by_mass = working_set.masses if working_set else None
     reply({"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
-        if asked.pop("recent_only", False):
-            assert working_set is not None, "only DiffSpec picks chunks"
-            working_set.masses = newest_first(working_set.geometry.chunk)
-        elif working_set is not None:
-            working_set.masses = by_mass
-        answer = _answer(engine, clock, **asked)
+        recent_only = asked.pop("recent_only", False)
+        with newest_chunks(session.cycle.working_set) if recent_only else nullcontext():
+            answer = _answer(engine, clock, **asked)
         if session:
             answer["faults"] = sum(session.cycle.faults.counts.values())
         reply(answer)

@@ -17,14 +17,14 @@ def newest_chunks(working_set: WorkingSet) -> Iterator[None]:
     """Pick the newest chunks as long as the block runs: a sink and a sliding window of the same
     budget."""
     by_mass = working_set.masses
-    working_set.masses = newest_first(working_set.geometry.chunk)
+    working_set.masses = _newest_first(working_set.geometry.chunk)
     try:
         yield
     finally:
         working_set.masses = by_mass
 
 
-def newest_first(chunk: int) -> MassFunction:
+def _newest_first(chunk: int) -> MassFunction:
     """Masses that rise with the chunk number, for chunks of ``chunk`` tokens."""
 
     def masses(query: Tensor, table: Tensor, lengths: Tensor, longest: int) -> Tensor:
