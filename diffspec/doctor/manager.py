@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from diffspec import schemas
 from diffspec.configuration.document import read
 from diffspec.configuration.manager import host_range
 from diffspec.doctor import config_file, plugins
+from diffspec.doctor.arguments import MANAGER as COMMAND
 from diffspec.doctor.findings import Finding, error, ok, warning
 from diffspec.doctor.host import in_range
+from diffspec.doctor.manager_state import Launch, State, speculative_config
 from diffspec.doctor.surroundings import ASCEND, Surroundings
 from diffspec.environment import ENABLED_BUNDLES, EXTENSION_ID, enabled_bundles
 from diffspec.settings import ConfigError
 
-COMMAND = "vllm-hust-ext"
 BUNDLES = "vllm_hust.extension_bundles"
-STATE_VARIABLE = "VLLM_HUST_EXT_CONFIG"
 OLD_GATE = "VLLM_HUST_EXT_ENABLED_BUNDLES"
 #: `run` sets these itself and refuses to start where one is exported already.
 OWN_VARIABLES = (
@@ -34,95 +34,68 @@ OWN_VARIABLES = (
     "VLLM_HUST_EXT_EVIDENCE_PATH",
 )
 _ENABLE = f"{COMMAND} extension enable {EXTENSION_ID}"
+_CONFIGURE = f"{COMMAND} extension configure {EXTENSION_ID} --file"
+#: Names under which the Manager looks for a manifest.
+_MANIFESTS = (
+    "vllm-hust-extension-v0.3.json",
+    schemas.MANIFEST,
+    "vllm-hust-extension-v1.json",
+    "extension-bundle-v1.json",
+)
 
 
-@dataclass(frozen=True)
-class State:
-    """What the Manager has stored; empty where there is no file or it cannot be read."""
-
-    path: Path
-    extensions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    problem: str | None = None
-
-    def enabled(self) -> list[str]:
-        """Ids of the enabled extensions."""
-        return [name for name, entry in self.extensions.items() if entry.get("enabled") is True]
-
-    def configuration(self, name: str) -> dict[str, Any] | None:
-        """An extension's stored configuration; None if there is none."""
-        stored = self.extensions.get(name, {}).get("configuration")
-        return stored if isinstance(stored, dict) else None
-
-    def speculative_config(self, name: str) -> dict[str, Any] | None:
-        """The object the Manager would append as ``--speculative-config`` for an extension."""
-        options = (self.configuration(name) or {}).get("launch_options")
-        value = options.get("speculative_config") if isinstance(options, dict) else None
-        return value if isinstance(value, dict) else None
-
-
-def state_path(environ: Mapping[str, str]) -> Path:
-    """Where the Manager keeps its configuration on Linux."""
-    if given := environ.get(STATE_VARIABLE):
-        return Path(given)
-    base = environ.get("XDG_CONFIG_HOME")
-    folder = Path(base) if base else Path(environ.get("HOME", "~")) / ".config"
-    return folder.expanduser() / COMMAND / "config.json"
-
-
-def read_state(environ: Mapping[str, str]) -> State:
-    """The Manager's stored configuration; never raises."""
-    path = state_path(environ)
-    if not path.exists():
-        return State(path)
-    try:
-        document = read(path)
-    except ConfigError as failure:
-        return State(path, problem="; ".join(failure.problems))
-    if not isinstance(document, dict):
-        return State(path, problem=f"{path}: not a JSON object")
-    if document.get("schema_version") == 1:
-        names = document.get("enabled")
-        ids = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
-        return State(path, {name: {"enabled": True} for name in ids})
-    entries = document.get("extensions")
-    if document.get("schema_version") != 2 or not isinstance(entries, dict):
-        return State(path, problem=f"{path}: not of a schema the Manager reads (2, or 1)")
-    return State(path, {k: v for k, v in entries.items() if isinstance(v, dict)})
-
-
-def check(around: Surroundings, state: State) -> list[Finding]:
+def check(around: Surroundings, state: State, launch: Launch) -> list[Finding]:
     """Presence, stored state, gate, host range, other extensions."""
     environ = around.environ
-    where = shutil.which(COMMAND, path=environ.get("PATH"))
-    found = _gate(environ)
-    if where is None and ENABLED_BUNDLES not in environ and not state.path.exists():
+    where = shutil.which(launch.command or COMMAND, path=environ.get("PATH"))
+    traces = ENABLED_BUNDLES in environ or state.path.exists()
+    if where is None and not launch.managed and not traces:
         text = f"{COMMAND} is not on the PATH: launches are direct, which needs nothing more"
-        return [ok("manager.command", text), *found]
-    if where is None:
-        text = f"{COMMAND} is not on the PATH, though {_traces(environ, state)}"
-        fix = "install it, or go on with direct launches"
-        found.insert(0, warning("manager.command", text, fix))
-    else:
-        found.insert(0, ok("manager.command", f"{COMMAND} is {where}"))
-    return [
-        *found,
-        *_registered(around),
-        *_stored(around, state),
-        *_host(around, state),
-        *_others(environ, state),
-        *_exported(environ),
-        *_dropped_plugins(around, state),
+        return [ok("manager.command", text), *_gate(environ, state, launch)]
+    found = [
+        *_registered(around, launch),
+        *_stored(around, state, launch),
+        *_host(around, state, launch),
+        *_others(environ, state, launch),
+        *_exported(environ, launch),
+        *_dropped_plugins(around, state, launch),
     ]
+    if launch.direct:  # nothing of it stands in the way of this command
+        found = [replace(f, level="warning") if f.level == "error" else f for f in found]
+    return [_command(where, environ, state, launch), *_gate(environ, state, launch), *found]
+
+
+def _command(
+    where: str | None, environ: Mapping[str, str], state: State, launch: Launch
+) -> Finding:
+    if where is not None:
+        return ok("manager.command", f"{COMMAND} is {where}")
+    if launch.command is not None:
+        text = f"the command runs {launch.command}, which is not found"
+        return error("manager.command", text, "install the Manager, or start vLLM directly")
+    if launch.file is not None:
+        text = f"{COMMAND} is not on the PATH, and a configuration file is for it alone"
+        fix = "install it, or give vLLM the speculative_config as --speculative-config"
+        return warning("manager.command", text, fix)
+    text = f"{COMMAND} is not on the PATH, though {_traces(environ, state)}"
+    return warning("manager.command", text, "install it, or go on with direct launches")
 
 
 def _traces(environ: Mapping[str, str], state: State) -> str:
     return f"{ENABLED_BUNDLES} is set" if ENABLED_BUNDLES in environ else f"{state.path} exists"
 
 
-def _gate(environ: Mapping[str, str]) -> list[Finding]:
+def _gate(environ: Mapping[str, str], state: State, launch: Launch) -> list[Finding]:
     value = environ.get(ENABLED_BUNDLES)
     found = []
-    if value is not None and EXTENSION_ID not in enabled_bundles(environ):
+    if launch.managed:  # what is set already is overwritten
+        if EXTENSION_ID in launch.enabled(state):
+            text = f"the Manager will set {ENABLED_BUNDLES} to {','.join(launch.enabled(state))}"
+            found.append(ok("manager.gate", text))
+        elif state.problem is None:
+            text = f"{EXTENSION_ID} is not enabled: the Manager will keep the plugin out"
+            found.append(error("manager.gate", text, _ENABLE))
+    elif value is not None and EXTENSION_ID not in enabled_bundles(environ):
         found.append(
             error(
                 "manager.gate",
@@ -142,18 +115,30 @@ def _gate(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def _registered(around: Surroundings) -> list[Finding]:
+def _registered(around: Surroundings, launch: Launch) -> list[Finding]:
+    """Our entry in the Manager's group, and the one manifest behind it as it was installed."""
+    level = error if launch.managed else warning
+    id, again = "manager.registered", "reinstall vllm-diffspec, to launch by the Manager"
     own = around.distribution("vllm-diffspec")
     entries = [e for e in own.entry_points if e.group == BUNDLES] if own else []
-    if any(e.name == EXTENSION_ID for e in entries):
-        return [ok("manager.registered", f"registered as {EXTENSION_ID}")]
-    text = f"no installed distribution registers {EXTENSION_ID} in {BUNDLES}"
-    return [
-        warning("manager.registered", text, "reinstall vllm-diffspec, to launch by the Manager")
-    ]
+    folders = [e.value.replace(".", "/") for e in entries if e.name == EXTENSION_ID]
+    if own is None or not folders:
+        text = f"no installed distribution registers {EXTENSION_ID} in {BUNDLES}"
+        return [level(id, text, again)]
+    files = [f for f in own.files or () if f.name in _MANIFESTS and str(f.parent) in folders]
+    if len(files) != 1:
+        text = f"{len(files)} manifests of {EXTENSION_ID} are installed, the Manager wants one"
+        return [level(id, text, again)]
+    try:
+        problems = schemas.problems("manifest-0.2", read(Path(str(files[0].locate()))))
+    except ConfigError as failure:
+        problems = list(failure.problems)
+    if problems:
+        return [level(id, f"the manifest of {EXTENSION_ID}: {p}", again) for p in problems]
+    return [ok(id, f"registered as {EXTENSION_ID}, with a valid manifest")]
 
 
-def _stored(around: Surroundings, state: State) -> list[Finding]:
+def _stored(around: Surroundings, state: State, launch: Launch) -> list[Finding]:
     if state.problem is not None:
         return [
             error(
@@ -175,17 +160,21 @@ def _stored(around: Surroundings, state: State) -> list[Finding]:
         )
     stored = state.configuration(EXTENSION_ID)
     if EXTENSION_ID not in state.enabled():
-        if stored is not None:
+        if stored is not None and (launch.file is not None or not launch.managed):
             text = f"{EXTENSION_ID} is configured but not enabled"
             found.append(warning("manager.enabled", text, _ENABLE))
         return found
+    if launch.file is not None:
+        if launch.document not in (None, stored):
+            text = f"{state.path} holds another configuration, with which the Manager would launch"
+            found.append(warning("manager.configuration", text, f"{_CONFIGURE} {launch.file}"))
+        return found
     if not stored:
         text = f"{EXTENSION_ID} is enabled without a configuration: the Manager would add no option"
-        fix = f"{COMMAND} extension configure {EXTENSION_ID} --file diffspec.json"
+        fix = f"{_CONFIGURE} diffspec.json"
         return [*found, error("manager.configuration", text, fix)]
     found.append(ok("manager.enabled", f"{EXTENSION_ID} is enabled for the Manager's next launch"))
-    judged = config_file.judge(stored, f"stored in {state.path}")
-    return [*found, *judged]
+    return [*found, *config_file.judge(stored, f"stored in {state.path}", around.environ)]
 
 
 def _installed(around: Surroundings) -> set[str]:
@@ -193,19 +182,24 @@ def _installed(around: Surroundings) -> set[str]:
     return {entry.name for entry in entries if entry.group == BUNDLES}
 
 
-def _host(around: Surroundings, state: State) -> list[Finding]:
+def _host(around: Surroundings, state: State, launch: Launch) -> list[Finding]:
     """What the Manager will make of the host: one distribution's version against the manifest."""
     name, versions = host_range()
     version = around.version(name)
-    override = (state.configuration(EXTENSION_ID) or {}).get("host_version")
+    configuration = launch.configuration(state)
+    override = (configuration or {}).get("host_version")
     if isinstance(override, str):
         # Whether it is in range is a finding of the configuration itself.
         real = f"{name} {version}" if version else f"no {name}"
         text = f"host_version = {override} is taken in place of the real host ({real} is installed)"
         return [ok("manager.host", f"{text}; the findings under host are the real ones")]
+    intended = EXTENSION_ID in launch.enabled(state)
     if version is None:
+        unread = launch.file is not None and configuration is None
+        if unread or not intended:
+            return []
         return [
-            warning(
+            error(
                 "manager.host",
                 f"the Manager looks for {name} alone, which is not installed, so it would refuse "
                 "to launch",
@@ -218,7 +212,7 @@ def _host(around: Surroundings, state: State) -> list[Finding]:
         return [error("manager.host", f"{name} {version}: not a version number", "reinstall it")]
     if not since:
         return [
-            error(
+            (error if intended else warning)(
                 "manager.host",
                 f"{name} {version} is outside the manifest's {versions}: the Manager refuses to "
                 "launch",
@@ -237,35 +231,38 @@ def _host(around: Surroundings, state: State) -> list[Finding]:
     return [ok("manager.host", f"{name} {version} is in the manifest's {versions}")]
 
 
-def _others(environ: Mapping[str, str], state: State) -> list[Finding]:
-    names = dict.fromkeys([*enabled_bundles(environ), *state.enabled()])
+def _others(environ: Mapping[str, str], state: State, launch: Launch) -> list[Finding]:
+    """Other enabled extensions that concern speculative decoding."""
+    inherited = [] if launch.managed else enabled_bundles(environ)
+    names = dict.fromkeys([*inherited, *launch.enabled(state)])
+    ours, together = speculative_config(launch.configuration(state)), EXTENSION_ID in names
     found = []
     for name in names:
+        theirs = state.speculative_config(name)
         if name == EXTENSION_ID:
             continue
-        theirs = state.speculative_config(name)
-        if theirs is not None and EXTENSION_ID in state.enabled():
-            found.append(
-                error(
-                    "manager.other",
-                    f"{name} is enabled and has a speculative_config of its own: the Manager "
-                    f"refuses to launch both",
-                    f"{COMMAND} extension disable {name}",
-                )
+        refused = together and ("vspec" in name or theirs not in (None, ours))
+        if together and "vspec" in name:
+            text = "is enabled too: DiffSpec refuses to start beside vSpec"
+        elif refused:
+            text = (
+                "is enabled and has a speculative_config of its own: the Manager refuses to launch "
+                "both"
             )
+        elif together and theirs is not None:
+            text = "has the same speculative_config: older Managers refuse to launch both"
         elif "vspec" in name or "spec-dec" in name or theirs is not None:
-            found.append(
-                warning(
-                    "manager.other",
-                    f"{name} is enabled and concerns speculative decoding too",
-                    f"use one of the two: {COMMAND} extension disable {name}",
-                )
-            )
+            text = "is enabled and concerns speculative decoding too"
+        else:
+            continue
+        fix = f"{COMMAND} extension disable {name}"
+        found.append((error if refused else warning)("manager.other", f"{name} {text}", fix))
     return found
 
 
-def _exported(environ: Mapping[str, str]) -> list[Finding]:
-    if ENABLED_BUNDLES in environ:  # inside a launch of the Manager these are its own
+def _exported(environ: Mapping[str, str], launch: Launch) -> list[Finding]:
+    if ENABLED_BUNDLES in environ and not launch.managed:
+        # Inside a launch of the Manager these are its own.
         return []
     if given := [name for name in OWN_VARIABLES if name in environ]:
         listed = ", ".join(given)
@@ -274,17 +271,19 @@ def _exported(environ: Mapping[str, str]) -> list[Finding]:
     return []
 
 
-def _dropped_plugins(around: Surroundings, state: State) -> list[Finding]:
+def _dropped_plugins(around: Surroundings, state: State, launch: Launch) -> list[Finding]:
+    if launch.managed:  # then the list it will set is judged among the plugins
+        return []
     general = plugins.ascend_plugins(around).get(plugins.GROUP, [])
     allowed = around.environ.get(plugins.ALLOW_LIST)
     if not general or allowed is not None or EXTENSION_ID not in state.enabled():
         return []
-    complete = ",".join(["ascend", *general, plugins.PLUGIN])
+    complete = ",".join([plugins.ASCEND_PLATFORM, *general, plugins.PLUGIN])
     return [
         warning(
             "manager.plugins",
-            f"the Manager will set {plugins.ALLOW_LIST}=ascend,{plugins.PLUGIN}, which keeps "
-            f"{', '.join(general)} of {ASCEND} from being loaded",
+            f"the Manager will set {plugins.ALLOW_LIST}={plugins.ASCEND_PLATFORM},"
+            f"{plugins.PLUGIN}, which keeps {', '.join(general)} of {ASCEND} from being loaded",
             f"export {plugins.ALLOW_LIST}={complete} before `{COMMAND} run`",
         )
     ]

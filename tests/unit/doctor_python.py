@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diffspec import __version__
+from diffspec import __version__, schemas
 from diffspec.doctor.surroundings import Surroundings
 
 #: vLLM-Ascend's plugins, as its distribution registers them.
@@ -33,6 +33,31 @@ def install(
         named = entries if isinstance(entries, dict) else {n: f"{name}:{n}" for n in entries}
         lines += [f"[{group}]", *(f"{key} = {value}" for key, value in named.items())]
     (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def install_ours(site: Path, *, manifest: str | None = None, **more: str) -> None:
+    """Put this package's metadata into ``site``, with its manifest as the Manager wants it.
+
+    ``manifest`` is another text for it, ``more`` are further manifests by the stem of their name.
+    """
+    install(site, "vllm-diffspec", __version__, OURS)
+    text = json.dumps(schemas.manifest()) if manifest is None else manifest
+    names = {schemas.MANIFEST: text} | {f"{stem}.json": text for stem, text in more.items()}
+    folder = site / "diffspec_manifest"
+    folder.mkdir()
+    for name, content in names.items():
+        (folder / name).write_text(content)
+    record = site / f"vllm_diffspec-{__version__}.dist-info" / "RECORD"
+    record.write_text("".join(f"diffspec_manifest/{name},,\n" for name in names))
+
+
+def put_manager(folder: Path) -> str:
+    """Put something called `vllm-hust-ext` into ``folder``/bin and return that as a PATH."""
+    tool = folder / "bin" / "vllm-hust-ext"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    return f"{tool.parent}:/usr/bin:/bin"
 
 
 def answering(folder: Path, **answer: Any) -> str:

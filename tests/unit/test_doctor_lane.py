@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from diffspec.doctor import lanes
 from diffspec.doctor.arguments import SPECULATIVE
 from diffspec.doctor.diagnose import Question, diagnose
 from diffspec.doctor.findings import Finding
@@ -17,6 +19,8 @@ from .doctor_models import EAGLE3_27B, QWEN35_27B, write_draft, write_model
 from .doctor_python import surroundings
 from .test_doctor_command import only, wrong
 
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "evidence" / "sage-mate-20260904-tp4-graph.json").read_text())
 Ask = Callable[..., list[Finding]]
 
 OWNERS = (
@@ -66,11 +70,35 @@ def test_the_owners_command_passes(lane: Ask) -> None:
     found = lane("--language-model-only")
     assert wrong(found) == []
     assert only(found, "lane.qualified", "ok")
-    # Only that this machine is another one, and that this release has no worker for Ascend.
-    assert {f.id for f in wrong(found, "warning")} == {"host.elsewhere", "host.platform"}
-    assert {f.id for f in wrong(lane(), "warning")} - {"host.elsewhere", "host.platform"} == {
-        "pair.multimodal"
+    # That this machine is another one, that this release has no worker for Ascend, and that the
+    # record has M-RoPE off, which this configuration of the target has.
+    known = {"host.elsewhere", "host.platform", "pair.target_mrope"}
+    assert {f.id for f in wrong(found, "warning")} == known
+    assert {f.id for f in wrong(lane(), "warning")} - known == {"pair.multimodal"}
+
+
+def test_the_lane_is_that_of_the_record() -> None:
+    settings = RECORD["settings"]
+    assert settings["tensor_parallel_size"] == lanes.QUALIFIED_TENSOR_PARALLEL
+    assert settings["dtype"] == lanes.QUALIFIED_DTYPE
+    assert settings["cudagraph_mode"] == lanes.QUALIFIED_GRAPHS
+
+
+def test_the_records_own_command_passes(tmp_path: Path) -> None:
+    models = {
+        "TARGET": str(write_model(tmp_path / "qwen", QWEN35_27B)),
+        "DRAFT": str(write_draft(tmp_path / "eagle", EAGLE3_27B)),
     }
+    command = RECORD["command"]
+    for name, folder in models.items():
+        assert command.count(name) == 1
+        command = command.replace(name, folder)
+    setting = [f"{name}={value}" for name, value in RECORD["environment"].items()]
+    words = ["env", *setting, *shlex.split(command), "--language-model-only"]
+    question = Question(command=words, platform="ascend")
+    found = list(diagnose(question, surroundings(tmp_path)).findings)
+    assert wrong(found) == []
+    assert only(found, "lane.qualified", "ok")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +135,12 @@ def test_what_the_lane_forbids(lane: Ask, words: tuple[str, ...], id: str, part:
         (
             ("-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 6]}'),
             (),
+            "lane.capture_sizes",
+            "[6] are no multiples of num_speculative_tokens + 1 = 4",
+        ),
+        (
+            ("-cc.cudagraph_mode", "FULL_DECODE_ONLY", "--cudagraph-capture-sizes", "4", "6"),
+            GRAPHS,
             "lane.capture_sizes",
             "[6] are no multiples of num_speculative_tokens + 1 = 4",
         ),
