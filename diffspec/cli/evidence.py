@@ -78,10 +78,10 @@ def show(given: Files = None, as_json: AsJson = False) -> int:
 @app.command()
 @_exit_code
 def catalog(
-    given: Files = None,
     repository: Annotated[
-        str, typer.Option(help="Where this source can be cloned from.")
-    ] = "vllm-diffspec",
+        str, typer.Option(metavar="URL", help="Where others can clone this source from.")
+    ],
+    given: Files = None,
     commit: Annotated[
         str | None, typer.Option(help="40 hexadecimal digits; this checkout's if not given.")
     ] = None,

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from diffspec.configuration import explain
+from diffspec.evidence.pages import table
 from diffspec.hosts.surface import SUPPORTED, TESTED
 from diffspec.hosts.touch_points import TOUCH_POINTS
 from diffspec.hosts.unsupported import UNSUPPORTED
@@ -42,15 +43,6 @@ Every place where DiffSpec meets vLLM. Each is checked by name and signature whe
 DiffSpec; a launch that does not is not touched. *Wrapped* calls through, *bound* is set on one
 instance, *overridden* is a subclass of vLLM's own.
 """
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)]) + "\n"
 
 
 def key_table(items: Iterable[explain.Explained]) -> str:

@@ -123,7 +123,8 @@ def _entry(
             {
                 "status": data["verdict"]["word"],
                 "cell": data["verdict"]["cell"],
-                "summary": f"{data['verdict']['reason']} Measured with {_build(data)}.",
+                "summary": f"{data['verdict']['reason']} Measured with {_build(data)}. "
+                f"Not verified here: {' '.join(data['not_verified_here'])}",
                 "evidence": [_page(data)],
             }
             for data in judged

@@ -42,16 +42,17 @@ and say what was not verified here.
 ```bash
 diffspec evidence validate [FILE...]   # check records; exit 2 if one is wrong
 diffspec evidence list [--json]        # show figures, verdicts and what was not verified
-diffspec evidence catalog              # this extension's entry, vllm-hust.extension-catalog/v1
+diffspec evidence catalog --repository URL   # this extension's entry for the Manager's catalogue
 ```
 
 """
 
 _CATALOG = """
-The catalogue entry speaks of the commit it names. A record counts for its
+The catalogue entry (`vllm-hust.extension-catalog/v1`) speaks of the commit it names, in the
+repository it is given: a URL that others can clone. A record counts for its
 `functional_qualification` only if its `subject.releases` names this release; with none, the word is
 `unverified` and `enablement.allowed` is false, which the format demands. Historical records never
-become `tested_effects`.
+become `tested_effects`; those that do bring along what was not verified here.
 
 To add a record: put the file into `evidence/`, run `diffspec evidence validate` and
 `python -m diffspec.evidence.pages`, and commit the record and the pages together.

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from diffspec import schemas
+from diffspec.configuration import document
+from diffspec.settings import ConfigError
 
 FORMAT = "vllm-diffspec.evidence/v1"
 #: The checkout this code lies in, if it lies in one.
@@ -68,8 +70,10 @@ def read(path: Path) -> Record:
     """Read and check one file; every problem is in the result and none is raised."""
     try:
         text = path.read_text(encoding="utf-8")
-        plain = json.loads(text, parse_constant=_refuse, object_pairs_hook=_no_key_twice)
-    except (OSError, ValueError, RecursionError) as error:
+        plain = document.parse(text, name="cannot be read")
+    except ConfigError as error:
+        return Record(path, {}, error.problems)
+    except (OSError, UnicodeDecodeError) as error:
         return Record(path, {}, (f"cannot be read: {error}",))
     problems = schemas.problems("evidence", plain)
     if not isinstance(plain, dict):
@@ -121,15 +125,3 @@ def _contradictions(path: Path, data: Mapping[str, Any]) -> Iterable[str]:
     for (cell, arm, what), count in seen.items():
         if count > 1:
             yield f"$.measurements: {arm}, {what} ({cell}) is given {count} times"
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        (key, count), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} is given {count} times in one object")
-    return out

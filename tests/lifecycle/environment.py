@@ -41,6 +41,8 @@ class Environment:
             "PATH": f"{self.bin}{os.pathsep}{inherited.get('PATH', '')}",
             "VIRTUAL_ENV": str(self.root),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            # Reads as --no-build-isolation: the backend is here, nothing has to be downloaded.
+            "PIP_NO_BUILD_ISOLATION": "0",
         }
 
     def pip(self, *arguments: str) -> None:

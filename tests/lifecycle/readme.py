@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import doctest
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,20 +32,17 @@ class Step:
         return f"{self.commands}\n{checker.output_difference(example, output, 0)}"
 
 
-def steps(readme: Path, words: Mapping[str, str]) -> list[Step]:
-    """The blocks of the section in order, with each word of ``words`` replaced by its value."""
+def steps(readme: Path) -> list[Step]:
+    """The blocks of the section in order, as they stand."""
     text = readme.read_text(encoding="utf-8")
     section = text.partition(f"{HEADING}\n")[2].partition("\n## ")[0]
     found: list[Step] = []
     for kind, block in _BLOCK.findall(section):
-        filled = block
-        for word, value in words.items():
-            filled = re.sub(rf"\b{word}\b", value, filled)
         if kind == "bash":
-            found.append(Step(filled.strip(), None))
+            found.append(Step(block.strip(), None))
         else:
             assert kind == "text", kind
             assert found[-1].prints is None, "two outputs of one block"
-            found[-1] = Step(found[-1].commands, filled)
+            found[-1] = Step(found[-1].commands, block)
     assert found, f"no section {HEADING!r} in {readme}"
     return found

@@ -153,3 +153,6 @@ def test_installed_and_enabled_is_not_yet_effective(manager: Manager) -> None:
     }
     log.write_text(json.dumps(event) + "\n")
     assert "runtime_effective" not in states(manager), "another process had that number"
+    manager.ok("extension", "disable", EXTENSION_ID)
+    manager.ok("extension", "forget", EXTENSION_ID)
+    assert log.exists(), "forgotten are the choices, not what ran"

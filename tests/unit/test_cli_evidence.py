@@ -102,9 +102,13 @@ def test_catalog_prints_a_valid_catalogue() -> None:
 
 
 def test_catalog_asks_for_what_it_cannot_know() -> None:
-    code, _, err = run("catalog", "--commit", COMMIT)
+    code, out, err = run("catalog")
+    assert (code, out) == (2, "")
+    assert "--repository" in err
+    somewhere = ("catalog", "--repository", "somewhere")
+    code, _, err = run(*somewhere, "--commit", COMMIT)
     assert (code, "--commit needs --ref" in err) == (2, True)
-    code, out, err = run("catalog", "--commit", "HEAD", "--ref", "main")
+    code, out, err = run(*somewhere, "--commit", "HEAD", "--ref", "main")
     assert (code, out) == (2, "")
     assert "expected the 40 hexadecimal digits of a commit" in err
 
@@ -129,6 +133,7 @@ def test_catalog_takes_the_commit_of_its_checkout_if_nothing_changed(tmp_path: P
 
     def catalog() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "diffspec.cli.main", "evidence", "catalog"]
+        command += ["--repository", "somewhere"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     source = {"ref": "trunk", "commit": git(tmp_path, "rev-parse", "HEAD")}

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import csv
 import functools
-import importlib.metadata
+import importlib.resources
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import packaging
 import pytest
 
 import diffspec
@@ -53,12 +55,28 @@ def install(target: Path, *what: str) -> Path:
     return target
 
 
+def bundles(*folders: Path) -> dict[str, Any]:
+    """What the Manager's stand-in finds in folders of installed packages."""
+    library = Path(packaging.__file__).parents[1]
+    script = bundle_discovery.__file__
+    found: dict[str, Any] = json.loads(
+        run(sys.executable, "-I", "-S", script, str(library), *map(str, folders))
+    )
+    return found
+
+
 @dataclass(frozen=True)
 class Installed:
     """One install: where it lies, and the only extension found there."""
 
     folder: Path
     extension: dict[str, Any]
+
+    @property
+    def record(self) -> list[str]:
+        """The files that the distribution says it has installed."""
+        (file,) = self.folder.glob("vllm_diffspec-*.dist-info/RECORD")
+        return [row[0] for row in csv.reader(file.read_text(encoding="utf-8").splitlines())]
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +97,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Insta
             install(target, "-e", str(ROOT))
         else:
             install(target, str(built()[("wheel", "sdist").index(way)]))
-        script = bundle_discovery.__file__
-        answer = json.loads(run(sys.executable, "-I", "-S", script, str(target)))
-        assert answer["loaded"] == []
+        answer = bundles(target)
+        assert (answer["loaded"], answer["errors"]) == ([], {})
         (extension,) = answer["extensions"]
         return Installed(target, extension)
 
@@ -96,18 +113,20 @@ def test_the_manager_finds_the_manifest(installed: Callable[[str], Installed], w
     found = installed(way).extension
     assert found["id"] == EXTENSION_ID
     assert found["distribution"] == "vllm-diffspec"
-    assert found["editable"] is (way == "editable")
+    # In place too it is a file of the distribution, not one that is looked for in the checkout.
+    assert found["in_record"]
+    assert Path(found["path"]).is_relative_to(installed(way).folder)
     assert Path(found["path"]).read_bytes() == MANIFEST.read_bytes()
     assert found["manifest"]["extension_version"] == found["version"] == diffspec.__version__
-    manifests = [f for f in found["record"] if Path(f).name in bundle_discovery.MANIFEST_NAMES]
-    assert manifests == [f"diffspec_manifest/{schemas.MANIFEST}"]
+    data = [f for f in installed(way).record if f.startswith("diffspec_manifest/")]
+    assert [f for f in data if f.endswith(".json")] == [f"diffspec_manifest/{schemas.MANIFEST}"]
 
 
 @WAYS
 def test_nothing_is_installed_under_a_common_name(
     installed: Callable[[str], Installed], way: str
 ) -> None:
-    record = installed(way).extension["record"]
+    record = installed(way).record
     tops = {name.partition("/")[0] for name in record}
     # The command is recorded relative to the folder, which pip did not use as a prefix.
     packages = {
@@ -143,8 +162,6 @@ def test_an_installed_copy_reads_its_own_files(
 
 
 def test_this_environment_has_the_current_manifest() -> None:
-    (entry,) = importlib.metadata.entry_points(group=bundle_discovery.GROUP, name=EXTENSION_ID)
-    assert entry.dist is not None
-    found = bundle_discovery.read(entry.dist, entry.name, entry.value)
+    installed = importlib.resources.files("diffspec_manifest") / schemas.MANIFEST
     stale = "the installed copy of the manifest is older than the checkout's: make setup"
-    assert found["manifest"] == json.loads(MANIFEST.read_text(encoding="utf-8")), stale
+    assert installed.read_bytes() == MANIFEST.read_bytes(), stale

@@ -197,9 +197,9 @@ def test_a_figure_is_given_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"kind": "benchmark", "kind": "historical"}', "the key 'kind' is given 2 times"),
-        ('{"value": NaN}', "NaN is no JSON number"),
-        ("{", "cannot be read: Expecting property name"),
+        ('{"kind": "benchmark", "kind": "historical"}', '"kind" is given twice in one object'),
+        ('{"value": NaN}', "cannot be read: $.value = nan: not a number that JSON has"),
+        ("{", "cannot be read: line 1, column 2: Expecting property name"),
         ("[]", "$: [] is not of type 'object'"),
         ("\xff", "cannot be read: 'utf-8' codec"),
     ],

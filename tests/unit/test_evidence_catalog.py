@@ -100,6 +100,9 @@ def test_requirements_are_those_of_the_compatible_lane() -> None:
     (draft,) = needs["additional_models"]
     assert draft["model"] == "VirVen/Qwen3.5-27B-EAGLE3-v2"
     assert draft["sha256"].startswith("a57cefc45874")
+    # Whose hash it is the source does not say, and the entry must not hide that.
+    (effect,) = entry["tested_effects"]
+    assert "taken here to be the draft's" in effect["summary"]
 
 
 def test_every_page_that_is_named_exists() -> None:

@@ -23,7 +23,8 @@ ORDER = (
     ("retrieval",),  # scores the pages compact_kv describes
     ("proposer",),
     ("hosts",),
-    ("configuration", "evidence"),
+    ("configuration",),
+    ("evidence",),  # reads its records with configuration.document
     ("doctor",),
     ("testbed",),
     ("cli", "plugin"),
@@ -31,7 +32,7 @@ ORDER = (
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 #: These load with every vLLM process or in tools that have no torch.
 LIGHT = ("environment", "keys", "settings", "plugin")
-LIGHT_HOSTS = ("touch_points", "unsupported", "surface")
+LIGHT_HOSTS = ("places", "touch_points", "unsupported", "surface")
 
 
 def part_of(module: str) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from diffspec import schemas
-from tests.unit import bundle_discovery
+from tests.unit.test_distribution import bundles
 from tests.unit.test_manifest import LOOKED_AT, NOT_LOOKED_AT
 
 PEERS = ("vllm-hust-vspec", "vllm-hust-bidkv", "vllm-hust-opset", "vllm-ascend-split-batch")
@@ -52,7 +52,8 @@ def test_a_published_extension_is_found_and_fits_the_schema(name: str, tmp_path:
     installed = tmp_path / "installed"
     with zipfile.ZipFile(download(name, tmp_path)) as wheel:
         wheel.extractall(installed)
-    answer = json.loads(run("-S", bundle_discovery.__file__, str(installed)))
+    answer = bundles(installed)
+    assert answer["errors"] == {}
     assert {found["distribution"] for found in answer["extensions"]} == {name}
     for found in answer["extensions"]:
         print(found["distribution"], found["version"], found["id"])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -102,8 +101,3 @@ def test_what_a_violation_reads_like(
     check: Check, schema: dict[str, Any], document: object, lines: list[str]
 ) -> None:
     assert check(schema, document) == lines
-
-
-def test_the_manifest_is_the_file_the_manager_reads() -> None:
-    text = schemas.data_file("manifest", schemas.MANIFEST).read_text(encoding="utf-8")
-    assert schemas.manifest() == json.loads(text)

@@ -12,8 +12,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 SCHEMA_VERSION = "0.2-experimental"
-#: Key of ``additional_config`` with a special meaning, which the stand-in does not keep.
-QUALIFICATION = "_manager_runtime_qualification"
 
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
