@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from diffspec.adaptive_depth.policy import IntArray
 
 #: Weight of one more step in a request's usual acceptance.
 _NEW = 1 / 16
@@ -43,7 +42,7 @@ class RetrievalInterval:
         self._holds[slots] &= share >= usual - _SLACK
         self._usual[slots] = usual + _NEW * (share - usual)
 
-    def overdue(self, slots: IntArray, steps: IntArray, ahead: IntArray) -> BoolArray:
+    def overdue(self, slots: IntArray, steps: IntArray, ahead: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each selection ``[m]`` has to be made anew.
 
         Args:
@@ -52,7 +51,7 @@ class RetrievalInterval:
             ahead: ``[m]``, tokens past its query that this step's drafts may reach.
         """
         stretched = self._holds[slots] & (ahead <= self.reach)
-        late: BoolArray = (steps >= self.interval) & ~stretched
+        late: npt.NDArray[np.bool_] = (steps >= self.interval) & ~stretched
         return late
 
     def renewed(self, slots: IntArray) -> None:

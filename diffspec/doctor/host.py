@@ -170,16 +170,9 @@ def _differs(text: str) -> Finding:
 
 def _deep(around: Surroundings, platform: Platform | None) -> list[Finding]:
     """The same comparison with the modules imported, by a process of its own."""
-    command = [around.executable, "-m", "diffspec.doctor.deep", platform or "any"]
+    words = ("-m", "diffspec.doctor.deep", platform or "any")
     try:
-        run = subprocess.run(
-            command,
-            env=dict(around.environ),
-            capture_output=True,
-            text=True,
-            timeout=_DEEP_TIMEOUT_S,
-            check=False,
-        )
+        run = around.python(*words, timeout=_DEEP_TIMEOUT_S)
         answer = json.loads(run.stdout)
     except subprocess.TimeoutExpired:
         return [_broken(f"importing vLLM took more than {_DEEP_TIMEOUT_S} s")]

@@ -79,16 +79,9 @@ def _only(facts: LaunchFacts) -> str:
 
 def _visible(around: Surroundings) -> tuple[list[Finding], dict[str, set[str]]]:
     """Findings, and the plugin names a new process sees, by group."""
-    command = [around.executable, "-c", _LOOK, json.dumps(GROUPS)]
     try:
-        run = subprocess.run(
-            command,
-            env=dict(around.environ),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
+        run = around.python("-c", _LOOK, json.dumps(GROUPS), timeout=_TIMEOUT_S)
+        run.check_returncode()
         answer = json.loads(run.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as failure:
         what = f"a new process of {around.executable} could not look for plugins: {failure}"

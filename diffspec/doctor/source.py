@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from diffspec.hosts.surface import assigned_to_self
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _BLOCKS = (ast.If, ast.Try, ast.With)
 
@@ -165,7 +167,7 @@ class _Module:
         for item in _statements(node.body):
             if isinstance(item, Definition):
                 body[item.name] = _function(item)
-                declared |= dict.fromkeys(_assigned_to_self(item), Any)
+                declared |= dict.fromkeys(assigned_to_self(item), Any)
             elif isinstance(item, ast.ClassDef):
                 body[item.name] = object()
             elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
@@ -226,17 +228,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(getattr(node, part, []))
             for handler in getattr(node, "handlers", []):
                 yield from _statements(handler.body)
-
-
-def _assigned_to_self(function: Definition) -> set[str]:
-    return {
-        node.attr
-        for node in ast.walk(function)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    }
 
 
 def _function(node: Definition) -> Any:

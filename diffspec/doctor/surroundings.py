@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,22 @@ class Surroundings:
             spec = importlib.machinery.PathFinder.find_spec(name, list(self.path))
         places = list(spec.submodule_search_locations or []) if spec else []
         return Path(places[0]) if places else None
+
+    def python(self, *words: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Run a new process of the launch's Python in its environment; ``timeout`` in seconds.
+
+        Raises:
+            OSError: it could not be started.
+            subprocess.TimeoutExpired: it took longer.
+        """
+        return subprocess.run(
+            [self.executable, *words],
+            env=dict(self.environ),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     def platform(self) -> Platform | None:
         """What the installed host runs on, told from names and versions alone."""

@@ -144,18 +144,23 @@ def _declares(cls: Any, name: str) -> bool:
         if name in inspect.get_annotations(base):
             return True
         # torch's and Python's own bases assign nothing we rely on.
-        if base.__module__.startswith("vllm") and name in _assigned_to_self(base):
+        if base.__module__.startswith("vllm") and name in _assigned_by(base):
             return True
     return False
 
 
 @functools.cache
-def _assigned_to_self(cls: type) -> set[str]:
+def _assigned_by(cls: type) -> set[str]:
     # From the source, because instances do not exist yet when a host has to be judged.
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):
         return set()
+    return assigned_to_self(tree)
+
+
+def assigned_to_self(tree: ast.AST) -> set[str]:
+    """Names of the attributes that a piece of source assigns to ``self``."""
     return {
         node.attr
         for node in ast.walk(tree)

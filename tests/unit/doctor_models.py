@@ -8,6 +8,23 @@ import struct
 from pathlib import Path
 from typing import Any
 
+#: The owner's speculative configuration on the qualified lane, but for the draft's place.
+OWNERS_KEYS: dict[str, Any] = {
+    "method": "eagle3",
+    "num_speculative_tokens": 3,
+    "draft_tensor_parallel_size": 4,
+    "enforce_eager": False,
+    "draft_context_policy": "diffspec",
+    "diffspec_verification_mode": "auto",
+    "diffspec_chunk_size": 64,
+    "diffspec_token_budget": 2048,
+    "diffspec_retrieval_interval": 4,
+    "diffspec_max_tree_nodes": 50,
+    "diffspec_tree_threshold": 0.75,
+    "diffspec_adaptive_profile": True,
+    "diffspec_long_context_threshold": 49152,
+    "diffspec_long_context_depth": 2,
+}
 #: The target of the lane that was qualified on Ascend, in shape: Qwen3.5's family, 27B.
 QWEN35_27B: dict[str, Any] = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],

@@ -79,3 +79,15 @@ def surroundings(tmp_path: Path, environ: dict[str, str] | None = None, **answer
     site.mkdir(exist_ok=True)
     base = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     return Surroundings(base | (environ or {}), (str(site),), answering(tmp_path, **answer))
+
+
+def write_speculative_config(site: Path) -> None:
+    """Put vLLM's speculative configuration, with three fields, into the folder ``site``."""
+    folder = site / "vllm" / "config"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("")
+    (folder / "__init__.py").write_text("")
+    (folder / "speculative.py").write_text(
+        "class SpeculativeConfig:\n"
+        "    method: str\n    model: str\n    num_speculative_tokens: int\n"
+    )

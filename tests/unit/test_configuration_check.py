@@ -13,25 +13,9 @@ from diffspec.configuration.document import parse
 from diffspec.configuration.manager import accepted, host_range, override_for
 from diffspec.settings import ConfigError
 
-from .doctor_models import DRAFT, cache_model, changed, write_model
+from .doctor_models import DRAFT, OWNERS_KEYS, cache_model, changed, write_model
 
-OWNERS: dict[str, Any] = {
-    "method": "eagle3",
-    "model": "/models/draft",
-    "num_speculative_tokens": 3,
-    "draft_tensor_parallel_size": 4,
-    "enforce_eager": False,
-    "draft_context_policy": "diffspec",
-    "diffspec_verification_mode": "auto",
-    "diffspec_chunk_size": 64,
-    "diffspec_token_budget": 2048,
-    "diffspec_retrieval_interval": 4,
-    "diffspec_max_tree_nodes": 50,
-    "diffspec_tree_threshold": 0.75,
-    "diffspec_adaptive_profile": True,
-    "diffspec_long_context_threshold": 49152,
-    "diffspec_long_context_depth": 2,
-}
+OWNERS = OWNERS_KEYS | {"model": "/models/draft"}
 
 
 def filed(config: Any, **beside: Any) -> dict[str, Any]:

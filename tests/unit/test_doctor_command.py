@@ -15,7 +15,13 @@ from diffspec.doctor.diagnose import Question, diagnose
 from diffspec.doctor.findings import Finding
 
 from .doctor_models import DRAFT, LLAMA, write_draft, write_model
-from .doctor_python import install, install_ours, put_manager, surroundings
+from .doctor_python import (
+    install,
+    install_ours,
+    put_manager,
+    surroundings,
+    write_speculative_config,
+)
 
 SERVER = ["python", "-m", "vllm.entrypoints.openai.api_server"]
 Ask = Callable[..., list[Finding]]
@@ -335,14 +341,7 @@ def test_a_budget_above_the_trained_window_names_both(ask: Ask) -> None:
 
 
 def test_a_key_that_is_nobodys(ask: Ask, tmp_path: Path) -> None:
-    site = tmp_path / "site" / "vllm" / "config"
-    site.mkdir(parents=True)
-    (site.parent / "__init__.py").write_text("")
-    (site / "__init__.py").write_text("")
-    (site / "speculative.py").write_text(
-        "class SpeculativeConfig:\n"
-        "    method: str\n    model: str\n    num_speculative_tokens: int\n"
-    )
+    write_speculative_config(tmp_path / "site")
     found = ask(changes={"num_speculative_token": 3})
     finding = only(found, "command.unknown_key")
     assert "num_speculative_token: neither DiffSpec nor the installed vLLM" in finding.what

@@ -15,7 +15,7 @@ from diffspec.doctor.findings import Finding
 
 from .doctor_judge import wrong
 from .doctor_models import DRAFT, LLAMA, write_draft, write_model
-from .doctor_python import surroundings
+from .doctor_python import surroundings, write_speculative_config
 
 Ask = Callable[..., list[Finding]]
 
@@ -66,14 +66,7 @@ def test_what_may_be_a_mistake_is_a_warning(
 
 
 def test_a_key_that_is_nobodys(ask: Ask, tmp_path: Path) -> None:
-    site = tmp_path / "site" / "vllm" / "config"
-    site.mkdir(parents=True)
-    (site.parent / "__init__.py").write_text("")
-    (site / "__init__.py").write_text("")
-    (site / "speculative.py").write_text(
-        "class SpeculativeConfig:\n"
-        "    method: str\n    model: str\n    num_speculative_tokens: int\n"
-    )
+    write_speculative_config(tmp_path / "site")
     (finding,) = wrong(ask({"num_speculative_token": 3}))
     assert finding.id == "config.unknown_key"
     assert "num_speculative_token: neither DiffSpec nor the installed vLLM" in finding.what

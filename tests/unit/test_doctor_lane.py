@@ -15,7 +15,7 @@ from diffspec.doctor.arguments import SPECULATIVE
 from diffspec.doctor.diagnose import Question, diagnose
 from diffspec.doctor.findings import Finding
 
-from .doctor_models import EAGLE3_27B, QWEN35_27B, write_draft, write_model
+from .doctor_models import EAGLE3_27B, OWNERS_KEYS, QWEN35_27B, write_draft, write_model
 from .doctor_python import surroundings
 from .test_doctor_command import only, wrong
 
@@ -38,23 +38,7 @@ def lane(tmp_path: Path) -> Ask:
     """Findings about the owner's own command with ``words`` after it."""
     target = write_model(tmp_path / "qwen", QWEN35_27B)
     draft = write_draft(tmp_path / "eagle", EAGLE3_27B)
-    spec = {
-        "method": "eagle3",
-        "model": str(draft),
-        "num_speculative_tokens": 3,
-        "draft_tensor_parallel_size": 4,
-        "enforce_eager": False,
-        "draft_context_policy": "diffspec",
-        "diffspec_verification_mode": "auto",
-        "diffspec_chunk_size": 64,
-        "diffspec_token_budget": 2048,
-        "diffspec_retrieval_interval": 4,
-        "diffspec_max_tree_nodes": 50,
-        "diffspec_tree_threshold": 0.75,
-        "diffspec_adaptive_profile": True,
-        "diffspec_long_context_threshold": 49152,
-        "diffspec_long_context_depth": 2,
-    }
+    spec = OWNERS_KEYS | {"model": str(draft)}
 
     def run(*words: str, left_out: tuple[str, ...] = (), long: bool = True) -> list[Finding]:
         flags = [w for w in (*OWNERS, *GRAPHS) if w not in left_out]
