@@ -55,10 +55,11 @@ matrix: $(STAMP)
 # Ratios need a quiet machine: nothing else should run meanwhile.
 bench: RECORDS := $(or $(OUT),evidence)
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.ceiling --arms all --out $(RECORDS)/ceiling-16k.json
-	$(BIN)/python -m benchmarks.ceiling --lengths 8192,32768 --depths 3,5 \
+	$(BIN)/python -m benchmarks.ceiling --arms all --starts 3 --repeats 2 --out $(RECORDS)/ceiling-16k.json
+	$(BIN)/python -m benchmarks.ceiling --lengths 8192,32768 --depths 5 --starts 2 --repeats 3 \
+	  --arms 'target-only,prompt lookup,stock EAGLE-3 (40K draft),DiffSpec (2K draft)' \
 	  --out $(RECORDS)/ceiling-lengths.json
-	$(BIN)/python -m benchmarks.ceiling --depths 5 --fresh 5 \
+	$(BIN)/python -m benchmarks.ceiling --depths 5 --repeats 1 --fresh 5 \
 	  --arms 'target-only,stock EAGLE-3 (40K draft),DiffSpec (2K draft)' \
 	  --out $(RECORDS)/first-token-16k.json
 	$(BIN)/python -m benchmarks.prose --out $(RECORDS)/prose.json

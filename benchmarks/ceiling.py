@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How close DiffSpec comes to a draft that is free and always right, in the same engine.
 
-    python -m benchmarks.ceiling [--lengths 16384] [--depths 3,5,7] [--repeats 5] [--fresh 5]
-                                 [--arms all] [--out FILE]
+    python -m benchmarks.ceiling [--lengths 16384] [--depths 3,5,7] [--starts 3] [--repeats 2]
+                                 [--fresh 5] [--arms all] [--out FILE]
 
 On the recall pair (8 target layers, float32) vLLM's own prompt lookup is always right and costs
 next to nothing: the ceiling of any proposer there. All arms stay up, runs alternate, the order
-turns from repeat to repeat, ratios are taken within a repeat and their median is reported.
+turns from repeat to repeat, ratios are taken within a repeat and their median is reported. A
+process keeps for its life where its memory lies, and with it a few per cent of its speed; so a
+cell can be measured over several starts of all its engines, whose repeats are pooled.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,9 @@ def measure(
     tokens: int,
     names: Sequence[str],
     folder: Path,
+    start: int = 0,
 ) -> dict[str, Any]:
-    """One cell: every repeat of every arm, and ``fresh`` repeats of reading an unseen prompt."""
+    """One start of a cell's engines: every repeat of every arm, and of ``fresh`` unseen prompts."""
     length = min(length, LONGEST - tokens - 32)
     pairs = {
         limit: build_recall_pair(
@@ -77,11 +80,11 @@ def measure(
     configs = arms_for(depth, str(pairs[40960].draft), str(pairs[2048].draft))
     live = []
     for name in names:
-        console.log(f"{length} tokens, k={depth}: starting {name}")
+        console.log(f"{length} tokens, k={depth}, start {start + 1}: starting {name}")
         live.append(
             LiveArm(
                 name,
-                folder / "logs" / f"{length}-{depth}-{len(live)}.log",
+                folder / "logs" / f"{length}-{depth}-{start}-{len(live)}.log",
                 target=str(pairs[40960].target),
                 speculative=configs[name],
                 dtype="float32",
@@ -99,15 +102,20 @@ def measure(
     def run(arm: LiveArm, repeat: int) -> dict[str, Any]:
         result = arm.run([list(prompt.prompt_ids)], tokens)
         result["identical"] = result.pop("tokens") == [truth]
-        return result
+        return {"start": start, **result}
 
     def read(arm: LiveArm, repeat: int) -> dict[str, Any]:
         unseen = make_recall_prompt(length, seed=1000 + repeat, vocab=VOCAB)
         result = arm.run([list(unseen.prompt_ids)], 2)
-        return {"ttft_s": result["ttft_s"], "decode_tok_s": result["decode_tok_s"]}
+        return {"start": start, **{key: result[key] for key in ("ttft_s", "decode_tok_s")}}
 
-    runs = alternate({arm.name: partial(run, arm) for arm in live}, repeats, console.log)
-    reads = alternate({arm.name: partial(read, arm) for arm in live}, fresh, console.log)
+    def by_turns(
+        call: Callable[..., dict[str, Any]], times: int
+    ) -> dict[str, list[dict[str, Any]]]:
+        first = start * times
+        return alternate({arm.name: partial(call, arm) for arm in live}, times, console.log, first)
+
+    runs, reads = by_turns(run, repeats), by_turns(read, fresh)
     for arm in live:
         arm.close()
     load = [round(x, 2) for x in os.getloadavg()]
@@ -120,13 +128,36 @@ def measure(
     }
 
 
+def pool(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One cell of all its starts: the repeats of an arm in one list."""
+    cell = dict(starts[0])
+    cell["load_averages_at_end"] = [start["load_averages_at_end"] for start in starts]
+    for what in ("runs", "fresh_prompts"):
+        cell[what] = {
+            name: [run for start in starts for run in start[what][name]] for name in cell[what]
+        }
+    return cell
+
+
+def by_start(runs: dict[str, list[dict[str, Any]]], over: str, under: str) -> list[float | None]:
+    """:func:`~benchmarks.live.paired_ratio` of each start alone: how far starts differ."""
+    starts = sorted({run["start"] for name in runs for run in runs[name]})
+    chosen = [
+        {name: [run for run in runs[name] if run["start"] == start] for name in runs}
+        for start in starts
+    ]
+    return [paired_ratio(one, over, under) for one in chosen]
+
+
 def summary(cell: dict[str, Any]) -> dict[str, Any]:
     """The figures a cell is judged by."""
     return {
         "share_of_ceiling": paired_ratio(cell["runs"], OURS, LOOKUP),
+        "share_of_ceiling_by_start": by_start(cell["runs"], OURS, LOOKUP),
         "over_target_only": paired_ratio(cell["runs"], OURS, TARGET),
         "ceiling_over_target_only": paired_ratio(cell["runs"], LOOKUP, TARGET),
         "over_stock": paired_ratio(cell["runs"], OURS, STOCK),
+        "over_stock_by_start": by_start(cell["runs"], OURS, STOCK),
         "over_stock_2k_draft": paired_ratio(cell["runs"], OURS, STOCK_2K),
         "ttft_over_target_only": {
             name: paired_ratio(cell["fresh_prompts"], name, TARGET, "ttft_s")
@@ -188,7 +219,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("evidence/ceiling.json"))
     parser.add_argument("--lengths", default="16384")
     parser.add_argument("--depths", default="3,5,7")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=1, help="of all engines of a cell")
+    parser.add_argument("--repeats", type=int, default=5, help="of every arm in a start")
     parser.add_argument("--fresh", type=int, default=0, help="repeats of unseen prompts")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--arms", default=",".join((TARGET, LOOKUP, OURS)), help="; all: 'all'")
@@ -200,14 +232,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         for length in map(int, options.lengths.split(",")):
             for depth in map(int, options.depths.split(",")):
-                cell = measure(
-                    length,
-                    depth,
-                    options.repeats,
-                    options.fresh,
-                    options.tokens,
-                    names,
-                    Path(name),
+                arguments = (options.repeats, options.fresh, options.tokens, names, Path(name))
+                cell = pool(
+                    [measure(length, depth, *arguments, start) for start in range(options.starts)]
                 )
                 cells.append(cell | {"summary": summary(cell), "failures": failures(cell)})
                 # After every cell, so that a later one that fails loses nothing.

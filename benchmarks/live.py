@@ -85,21 +85,22 @@ def alternate(
     runs: Mapping[str, Callable[[int], dict[str, Any]]],
     repeats: int,
     log: Callable[[str], None],
+    first: int = 0,
 ) -> dict[str, list[dict[str, Any]]]:
     """Run every arm once per repeat, in another order each time; results by arm.
 
-    A run is called with the number of its repeat. The orders are shuffled, from a fixed seed: no
-    arm always follows the same other one.
+    A run is called with the number of its repeat, counted from ``first``. The orders are shuffled,
+    from a fixed seed: no arm always follows the same other one.
     """
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     names = list(runs)
-    for repeat in range(repeats):
+    for repeat in range(first, first + repeats):
         random.Random(repeat).shuffle(names)
         for name in names:
             result = runs[name](repeat)
             results[name].append(result)
             log(
-                f"  {repeat + 1}/{repeats} {name}: first token {result['ttft_s']:.2f} s, "
+                f"  {repeat + 1}/{first + repeats} {name}: first token {result['ttft_s']:.2f} s, "
                 f"{result['decode_tok_s']:.1f} tok/s"
             )
     return results

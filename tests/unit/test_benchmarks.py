@@ -14,7 +14,7 @@ from benchmarks.live import alternate, paired_ratio
 
 def speeds(*values: float) -> list[dict[str, Any]]:
     return [
-        {"decode_tok_s": v, "ttft_s": 1 / v, "split_ms_per_step": {"verify": 100 / v}}
+        {"start": 0, "decode_tok_s": v, "ttft_s": 1 / v, "split_ms_per_step": {"verify": 100 / v}}
         for v in values
     ]
 
@@ -71,6 +71,24 @@ def test_ceiling_summary() -> None:
         ceiling.OURS: {"verify": 20.0, "draft": 4.0, "score": 1.0},
     }
     assert got["ttft_over_target_only"][ceiling.OURS] == pytest.approx(1)
+
+
+def test_repeats_of_several_starts_are_pooled_and_still_told_apart() -> None:
+    first, second = cell(16384), cell(16384)
+    for start, one in enumerate((first, second)):
+        one["load_averages_at_end"] = [float(start)]
+        for arm in one["runs"].values():
+            for run in arm:
+                run["start"] = start
+    for run in second["runs"][ceiling.OURS]:
+        run["decode_tok_s"] /= 2
+    whole = ceiling.pool([first, second])
+    assert [len(runs) for runs in whole["runs"].values()] == [6, 6, 6]
+    assert len(first["runs"][ceiling.OURS]) == 3
+    got = ceiling.summary(whole)
+    assert got["share_of_ceiling_by_start"] == pytest.approx([0.9, 0.45])
+    assert got["share_of_ceiling"] == pytest.approx((0.75 + 0.45) / 2)
+    assert got["over_stock_by_start"] == [None, None]
 
 
 def test_a_cell_with_wrong_tokens_or_faults_or_a_low_ceiling_is_void() -> None:
