@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +48,14 @@ class LiveArm:
         )
         self._ask(config)
 
-    def run(
-        self, prompts: Sequence[Sequence[int]], tokens: int, *, recent_only: bool = False
-    ) -> dict[str, Any]:
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int, **hooks: Any) -> dict[str, Any]:
         """Answer ``prompts`` as one batch; see :func:`_answer` for the result.
 
-        ``recent_only`` makes DiffSpec pick the newest chunks instead of the heaviest, at the same
-        budget: what a sink and a sliding window would be.
+        ``hooks`` are those of :mod:`diffspec.testbed.ablation`, for a DiffSpec arm: another way to
+        pick chunks, a fixed depth, a draft that is wrong for a while. ``None`` leaves one out.
         """
         given = {"prompts": [list(p) for p in prompts], "tokens": tokens}
-        return self._ask({**given, "recent_only": recent_only} if recent_only else given)
+        return self._ask({**given, **{k: v for k, v in hooks.items() if v is not None}})
 
     def close(self) -> None:
         """End the process."""
@@ -119,8 +117,15 @@ def paired_ratio(
     return round(statistics.median(a[what] / b[what] for a, b in pairs), 4)
 
 
-def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Greedy answers with times in seconds and the parts of a decode step."""
+#: Tokens of each request that are left out of the speed "after the start".
+START = 64
+
+
+def _answer(
+    engine: Any, clock: Any, prompts: list[list[int]], tokens: int, *, trace: bool = False
+) -> dict[str, Any]:
+    """Greedy answers with times in seconds and the parts of a decode step; ``trace`` adds the
+    tokens sampled and the drafts verified in every step."""
     before = engine.counters()
     clock.reset()
     answers = engine.generate(prompts, tokens)
@@ -137,27 +142,48 @@ def _answer(engine: Any, clock: Any, prompts: list[list[int]], tokens: int) -> d
         "per_position": counted.per_position,
         "steps": clock.steps,
         "split_ms_per_step": {name: round(ms, 4) for name, ms in clock.read().items()},
+        "late_tok_s": _late(clock.marks, START * len(prompts)),
+        **({"trace": [mark[1:] for mark in clock.marks]} if trace else {}),
     }
+
+
+def _late(marks: Sequence[tuple[float, int, int]], skipped: int) -> float | None:
+    """Tokens per second after the first ``skipped`` ones; None if there are no more."""
+    seen = 0
+    for i, (begin, sampled, _) in enumerate(marks):
+        seen += sampled
+        if seen >= skipped:
+            rest = marks[i + 1 :]
+            return sum(m[1] for m in rest) / (rest[-1][0] - begin) if rest else None
+    return None
 
 
 def _serve() -> None:
     from benchmarks.split import StepClock
-    from diffspec.testbed.ablation import newest_chunks
+    from diffspec.testbed import ablation
     from diffspec.testbed.offline import OfflineEngine
 
     def reply(what: Mapping[str, Any]) -> None:
         print("\n" + _MARK + json.dumps(what), flush=True)
 
     config = json.loads(sys.stdin.readline())
+    silent = config.pop("silent_drafter", False)
     engine = OfflineEngine(**config)
+    if silent:
+        ablation.silence(engine.worker.model_runner.drafter)
     ours = "draft_context_policy" in (config["speculative"] or {})
     session = engine.session if ours else None
     clock = StepClock(engine.worker, session)
     reply({"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
-        recent_only = asked.pop("recent_only", False)
-        with newest_chunks(session.cycle.working_set) if recent_only else nullcontext():
+        with ExitStack() as hooks:
+            if asked.pop("recent_only", False):
+                hooks.enter_context(ablation.newest_chunks(session.cycle.working_set))
+            if (depth := asked.pop("depth", None)) is not None:
+                hooks.enter_context(ablation.pinned_depth(session.cycle, depth))
+            if span := asked.pop("wrong_between", None):
+                hooks.enter_context(ablation.wrong_drafts(session.cycle, clock.generated, *span))
             answer = _answer(engine, clock, **asked)
         if session:
             answer["faults"] = sum(session.cycle.faults.counts.values())

@@ -110,7 +110,11 @@ def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "evidence")
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        if draw := PLOTS.get(record.get("what", "")):
+        # A record of reading times has too few decoding repeats to be worth a picture.
+        reading = any(
+            any(cell.get("fresh_prompts", {}).values()) for cell in record.get("cells", ())
+        )
+        if not reading and (draw := PLOTS.get(record.get("what", ""))):
             draw(record).savefig(path.with_suffix(".png"), dpi=120)
             print(path.with_suffix(".png"))
     return 0

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from diffspec.proposer import cycle as steps
+
 #: Steps with more rows than this read a prompt and are left out.
 DECODE_ROWS = 64
 
@@ -21,6 +23,10 @@ class StepClock:
     (the rest of it). On a CPU calls return when work is done, so wall time around a call is its
     cost.
 
+    Attributes:
+        marks: of every step since the last reset its end (seconds), the tokens it sampled, and
+            the drafted tokens it verified.
+
     Args:
         worker: of an engine in this process.
         session: DiffSpec's, or None on another arm.
@@ -28,6 +34,8 @@ class StepClock:
 
     def __init__(self, worker: Any, session: Any = None) -> None:
         self.steps = 0
+        self.marks: list[tuple[float, int, int]] = []
+        self._drafted = 0
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._step: defaultdict[str, float] = defaultdict(float)
         self._decoding = False
@@ -39,14 +47,19 @@ class StepClock:
             cycle = session.cycle
             working_set = cycle.working_set
             cycle._ingest = self._timed("ingest", cycle._ingest)
-            cycle._chain = self._timed("draft", cycle._chain)
+            steps.draft_chain = self._timed("draft", steps.draft_chain)  # type: ignore[assignment]
             working_set.masses = self._timed("score", working_set.masses)
             working_set.rebuild = self._timed("rebuild", working_set.rebuild)
             working_set.append = self._timed("append", working_set.append)
 
+    def generated(self) -> int:
+        """Tokens sampled since the last reset."""
+        return sum(sampled for _, sampled, _ in self.marks)
+
     def reset(self) -> None:
         """Start anew."""
         self._spent.clear()
+        self.marks.clear()
         self.steps = 0
 
     def read(self) -> dict[str, float]:
@@ -68,6 +81,8 @@ class StepClock:
 
         def first(scheduler_output: Any) -> Any:
             self._step.clear()
+            drafts = getattr(scheduler_output, "scheduled_spec_decode_tokens", {})
+            self._drafted = sum(map(len, drafts.values()))
             self._decoding = 0 < scheduler_output.total_num_scheduled_tokens <= DECODE_ROWS
             return timed(scheduler_output)
 
@@ -78,6 +93,8 @@ class StepClock:
 
         def last(*args: Any, **kwargs: Any) -> Any:
             result = timed(*args, **kwargs)
+            sampled = sum(map(len, getattr(result, "sampled_token_ids", ())))
+            self.marks.append((time.perf_counter(), sampled, self._drafted))
             if self._decoding:
                 self._count(dict(self._step))
             return result

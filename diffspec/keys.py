@@ -174,14 +174,15 @@ KEYS: tuple[KeySpec, ...] = (
         "adaptive_profile",
         bool,
         True,
-        "adapt the retrieval interval (later also the depth) to what the verifier accepts",
+        "adapt depth and retrieval interval to what is accepted and what steps cost; false pins "
+        "the depth at num_speculative_tokens and the interval at its value",
     ),
     KeySpec(
         "diffspec_long_context_threshold",
         "long_context_threshold",
         int,
         49152,
-        "context length (tokens) from which drafting starts shallow",
+        "context length (tokens) from which a request starts shallow, until it has shown more",
         minimum=1,
     ),
     KeySpec(

@@ -289,8 +289,7 @@ def _notes_on_inert_keys(values: Mapping[str, Any], given: Mapping[str, Any]) ->
     notes = []
     if tree := named("max_tree_nodes", "tree_threshold"):
         notes.append(f"no effect, verification is linear: {tree}")
-    if adaptive := named("long_context_threshold", "long_context_depth"):
-        notes.append(
-            f"no effect yet, the depth stays at num_speculative_tokens in this release: {adaptive}"
-        )
+    cautious = named("long_context_threshold", "long_context_depth")
+    if cautious and not values["adaptive_profile"]:
+        notes.append(f"no effect, diffspec_adaptive_profile is false: {cautious}")
     return notes

@@ -4,7 +4,8 @@
 A retrieval reads a whole layer of keys. While drafts are accepted as well as ever, the chunks they
 come from are evidently still there, and the retrieval can wait: until acceptance drops, or until
 the text that is being followed may have left the chunks that were taken along for that (the
-successors of the heaviest ones).
+successors of the heaviest ones). Where the last retrieval chose what was there already, nothing is
+being followed, and only the room for new rows ends the wait.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from diffspec.adaptive_depth.policy import IntArray
 _NEW = 1 / 16
 #: How far below its usual share a step may fall; the usual share itself is approached slowly.
 _SLACK = 0.02
+#: A selection is stable if at least this share of it was in the one before.
+STABLE = 0.9
 
 
 class RetrievalInterval:
@@ -34,6 +37,7 @@ class RetrievalInterval:
         # Until a request has shown what is usual, only full acceptance counts as holding.
         self._usual = np.ones(slots)
         self._holds = np.ones(slots, dtype=np.bool_)
+        self._stable = np.zeros(slots, dtype=np.bool_)
 
     def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Learn from a verification step; arguments as of :meth:`DepthPolicy.observe`."""
@@ -50,7 +54,8 @@ class RetrievalInterval:
             steps: ``[m]``, verification steps since it was made, this one included.
             ahead: ``[m]``, tokens past its query that this step's drafts may reach.
         """
-        stretched = self._holds[slots] & (ahead <= self.reach)
+        covered = (ahead <= self.reach) | (self._stable[slots] & (self.reach > 0))
+        stretched = self._holds[slots] & covered
         late: npt.NDArray[np.bool_] = (steps >= self.interval) & ~stretched
         return late
 
@@ -58,6 +63,10 @@ class RetrievalInterval:
         """The selections of ``slots`` ``[m]`` were made anew."""
         self._holds[slots] = True
 
+    def selected(self, slots: IntArray, kept: npt.NDArray[np.floating]) -> None:
+        """Share ``kept`` ``[m]`` of the new selections of ``slots`` ``[m]`` was there before."""
+        self._stable[slots] = kept >= STABLE
+
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
-        self._usual[slot], self._holds[slot] = 1, True
+        self._usual[slot], self._holds[slot], self._stable[slot] = 1, True, False

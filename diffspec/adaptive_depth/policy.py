@@ -1,18 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seat of the depth policy.
 
-A policy sees, once per verification step, what was drafted and accepted, and answers with one
-depth per request. :class:`FixedDepth` always drafts ``num_speculative_tokens``.
+A policy sees, once per verification step, what was drafted and accepted and how long it took, and
+answers with one depth per request. :class:`FixedDepth` always drafts ``num_speculative_tokens``;
+:class:`~diffspec.adaptive_depth.adaptive.AdaptiveDepth` drafts what pays.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to draft in this step.
+
+    Attributes:
+        depths: ``[m]``, tokens to draft and submit.
+        shadows: ``[m]``, tokens to draft that are only compared with what the target says next;
+            0 where a depth is above 0.
+        measuring: whether depths are 0 only to learn what a step without drafts costs.
+    """
+
+    depths: IntArray
+    shadows: IntArray
+    measuring: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What a step took, and what it was.
+
+    Attributes:
+        requests, rows, context: requests in the verified batch, rows verified, sum of the
+            requests' lengths in tokens.
+        decoding: whether it read no prompt.
+        verify: seconds from the step's start to sampled tokens.
+        propose: seconds of proposing.
+        draft: of them, seconds of the draft steps.
+        gap: seconds between the last step's end and this one's start; None if there was no work
+            between them.
+        depth: deepest chain submitted by this step's proposing.
+        rebuilt: whether a working cache was gathered anew.
+        shadow: deepest shadow chain in it, 0 if there is none.
+    """
+
+    requests: int
+    rows: int
+    context: int
+    decoding: bool
+    verify: float
+    propose: float
+    draft: float
+    gap: float | None
+    depth: int
+    rebuilt: bool
+    shadow: int
 
 
 class DepthPolicy(Protocol):
@@ -27,8 +77,24 @@ class DepthPolicy(Protocol):
             accepted: ``[b]``, how many of them were accepted.
         """
 
-    def depths(self, slots: IntArray, lengths: IntArray) -> IntArray:
-        """Depth ``[b]`` for each request, given its slot and context length in tokens."""
+    def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Shadow drafts of ``slots`` ``[m]`` have been compared: ``drafted`` ``[m]`` tokens, of
+        which the first ``accepted`` ``[m]`` were what the target said."""
+
+    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+        """What to draft for requests ``[m]``.
+
+        Args:
+            slots: ``[m]``.
+            lengths: ``[m]``, context lengths in tokens.
+            room: ``[m]``, most tokens each may draft: K, or less near the end of its context.
+        """
+
+    def timed(self, times: StepTimes) -> None:
+        """Learn what a step took."""
+
+    def seed(self, rows: int, seconds: float) -> None:
+        """Learn, before serving, what verifying ``rows`` rows takes without any context."""
 
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
@@ -43,9 +109,18 @@ class FixedDepth:
     def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Nothing to learn."""
 
-    def depths(self, slots: IntArray, lengths: IntArray) -> IntArray:
-        """The same depth ``[b]`` for each request."""
-        return np.full(slots.shape, self.depth, dtype=np.int64)
+    def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """There are none."""
+
+    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+        """The same depth ``[m]`` for each request."""
+        return Plan(np.minimum(room, self.depth), np.zeros_like(slots))
+
+    def timed(self, times: StepTimes) -> None:
+        """Nothing to learn."""
+
+    def seed(self, rows: int, seconds: float) -> None:
+        """Nothing to learn."""
 
     def forget(self, slot: int) -> None:
         """Nothing was kept."""

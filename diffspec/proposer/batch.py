@@ -13,6 +13,7 @@ from torch import Tensor
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.floating]
 
 
 def on_device(values: IntArray, device: torch.device) -> Tensor:
@@ -38,6 +39,7 @@ class StepBatch:
         drafting: ``[b]``, whether the request sampled a token (False: prefill goes on).
         drafted: ``[b]``, drafts scheduled in this step, 0 where none.
         accepted: ``[b]``, how many of them were accepted.
+        sampled: ``[b]``, the first token the target sampled in this step; -1 where it did not.
         query: ``[b, query_heads, head_dim]``, the target's query at each request's last row.
         draft_table: ``[b, pages]``, the draft layer's block table.
         target_table: ``[b, pages]``, the scored target layer's block table.
@@ -52,6 +54,7 @@ class StepBatch:
     drafting: BoolArray
     drafted: IntArray
     accepted: IntArray
+    sampled: IntArray
     query: Tensor
     draft_table: Tensor
     target_table: Tensor

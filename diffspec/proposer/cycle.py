@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One drafting cycle: ingest, retrieve, rebuild or append, draft.
+"""One drafting cycle: plan, ingest, retrieve, rebuild or append, draft.
 
 Called once per verification step with the whole batch. It never raises: a fault costs the step
 its drafts, and the verified output does not depend on drafts.
@@ -8,22 +8,36 @@ its drafts, and the verified output does not depend on drafts.
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffspec.adaptive_depth.interval import RetrievalInterval
-from diffspec.adaptive_depth.policy import DepthPolicy
+from diffspec.adaptive_depth.policy import DepthPolicy, StepTimes
 from diffspec.compact_kv.canonical import CanonicalCache
-from diffspec.proposer.batch import BoolArray, IntArray, StepBatch, on_device
+from diffspec.proposer.batch import BoolArray, IntArray, StepBatch
+from diffspec.proposer.chain import draft_chain
 from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
-from diffspec.proposer.slots import NOT_DENSE, NOTHING, SlotTable, first_if_consecutive
+from diffspec.proposer.pending import PendingRows
+from diffspec.proposer.slots import NOT_DENSE, NOTHING, SlotTable
 from diffspec.proposer.working_set import WorkingSet
 
 logger = logging.getLogger("vllm.diffspec")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Who drafts in this step: members ``[m]`` of the batch in slot order, the depths ``[m]`` they
+    submit and the tokens ``[m]`` they draft, at least 1 each: a shadow draft submits nothing."""
+
+    members: IntArray
+    depths: IntArray
+    chains: IntArray
 
 
 class DraftingCycle:
@@ -31,6 +45,7 @@ class DraftingCycle:
 
     Args:
         interval: when selections are due; the configured interval, never stretched, if None.
+        pending: where rows wait while nobody drafts; every row is projected at once if None.
 
     Attributes:
         slots: who owns which slot.
@@ -45,6 +60,7 @@ class DraftingCycle:
         working_set: WorkingSet,
         policy: DepthPolicy,
         interval: RetrievalInterval | None = None,
+        pending: PendingRows | None = None,
     ) -> None:
         self.head, self.working_set, self.policy = head, working_set, policy
         self.geometry = working_set.geometry
@@ -53,13 +69,22 @@ class DraftingCycle:
             self.slots.count, interval=self.geometry.interval
         )
         self.faults = FaultLog()
-        self.counters = Counters()
+        self.counters = Counters.of_depth(self.geometry.depth)
+        self._pending = pending
         self._canonical: CanonicalCache | None = None
+        self._step: StepTimes | None = None
+        self._shadow_depth = 0
 
     @property
     def bound(self) -> bool:
         """Whether :meth:`bind` was called."""
         return self._canonical is not None
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes held for good, by buffer."""
+        waiting = {} if self._pending is None else {"waiting rows": self._pending.nbytes}
+        return {**self.working_set.nbytes, **waiting}
 
     def rehearse(self, projection: Projection) -> None:
         """Take the temporary memory of the largest rebuild and draft step there can be.
@@ -92,22 +117,37 @@ class DraftingCycle:
 
     def run(self, batch: StepBatch) -> list[list[int]]:
         """Ingest the step's rows and draft; returns token ids per request, empty where none."""
-        nothing: list[list[int]] = [[] for _ in batch.request_ids]
-        try:
-            projection = self._ingest(batch)
-        except Exception as error:
-            self.lost(batch.slots, error)
-            return nothing
-        if self.faults.gave_up:
-            return nothing
-        try:
-            drafts = self._draft(batch, projection, nothing)
-        except Exception as error:
-            self.faults.record("drafting", error)
-            self.slots.drop_all()
-            return nothing
-        self.faults.clear_run()
+        drafts: list[list[int]] = [[] for _ in batch.request_ids]
+        faults = self.faults.total
+        before = self.counters.rebuilds, self.counters.seconds["draft"]
+        self._shadow_depth = 0
+        work = self._plan(batch)
+        projection = self._ingest(batch, wait=work is None)
+        if work is not None and projection is not None:
+            try:
+                self._draft(batch, work, projection, drafts)
+            except Exception as error:
+                self.faults.record("drafting", error)
+                self.slots.drop_all()
+                drafts = [[] for _ in batch.request_ids]
+        if self.faults.total == faults:
+            self.faults.clear_run()
+        elif work is not None:
+            self.counters.zero["fault"] += len(work.members)
+        self._note(batch, drafts, *before)
         return drafts
+
+    def timed(self, *, verify: float, propose: float, gap: float | None) -> None:
+        """What the host measured of the step that :meth:`run` just ended, in seconds; see
+        :class:`~diffspec.adaptive_depth.policy.StepTimes`."""
+        if self._step is None:
+            return
+        step, self._step = self._step, None
+        self.counters.seconds["verify"] += verify
+        try:
+            self.policy.timed(replace(step, verify=verify, propose=propose, gap=gap))
+        except Exception as error:
+            self.faults.record("timing steps", error)
 
     def finished(self, request_id: str) -> None:
         """Free what a finished or aborted request held."""
@@ -128,56 +168,125 @@ class DraftingCycle:
             self.faults.record("marking rows as lost", second)
             self.faults.give_up("which draft rows can be trusted is not known any more")
 
-    def _ingest(self, batch: StepBatch) -> Projection:
-        assert self._canonical is not None, "bind() comes first"
-        head = self.head
-        projection = head.project(batch.token_ids, head.parts.combine(batch.features))
-        self._canonical.write(batch.slots, projection.k, projection.v)
-        return projection
+    # Steps of a cycle.
 
-    def _draft(
-        self, batch: StepBatch, projection: Projection, drafts: list[list[int]]
-    ) -> list[list[int]]:
-        slots = self.slots.of(batch.request_ids, batch.drafting)
+    def _plan(self, batch: StepBatch) -> _Work | None:
+        """Learn from the step and decide who drafts; None if nobody does."""
+        if self.faults.gave_up:
+            self.counters.zero["fault"] += int(np.count_nonzero(batch.drafting))
+            return None
+        try:
+            slots = self.slots.of(batch.request_ids, batch.drafting)
+            self._learn(batch, slots)
+            return self._decide(batch, slots)
+        except Exception as error:
+            self.faults.record("planning", error)
+            self.counters.zero["fault"] += int(np.count_nonzero(batch.drafting))
+            return None
+
+    def _learn(self, batch: StepBatch, slots: IntArray) -> None:
         if without := int(np.count_nonzero(batch.drafting & (slots < 0))):
-            if not self.counters.no_slot:
+            if not self.counters.zero["no_slot"]:
                 logger.warning(
                     "DiffSpec: all %d drafting slots are taken; %d requests go on without drafts "
                     "(said once)",
                     self.slots.count,
                     without,
                 )
-            self.counters.no_slot += without
+            self.counters.zero["no_slot"] += without
         seen = np.flatnonzero((batch.drafted > 0) & (slots >= 0))
         if seen.size:
             feedback = slots[seen], batch.drafted[seen], batch.accepted[seen]
+            self.counters.scheduled += int(feedback[1].sum())
+            self.counters.accepted += int(feedback[2].sum())
             self.policy.observe(*feedback)
             self.interval.observe(*feedback)
+        if self.slots.shadows:
+            ended = self.slots.compare_shadows(slots, batch.lengths, batch.sampled)
+            if ended[0].size:
+                self.counters.shadow_hits += int(ended[2].sum())
+                self.policy.observe_shadows(*ended)
 
+    def _decide(self, batch: StepBatch, slots: IntArray) -> _Work | None:
         members = np.flatnonzero(batch.drafting & (slots >= 0))
+        if not members.size:
+            return None
         members = members[np.argsort(slots[members])]  # neighbouring slots are used in place
-        depths = self.policy.depths(slots[members], batch.lengths[members])
         # The last position a token may take is max_model_len - 1; the next one is not drafted.
         room = self.geometry.max_model_len - 1 - batch.lengths[members]
-        depths = np.minimum(np.minimum(depths, self.geometry.depth), room)
-        members, depths = members[depths > 0], depths[depths > 0]
-        if not members.size:
-            return drafts
-        ready = self._refresh(batch, members, slots[members], projection)
-        members, depths = members[ready], depths[ready]
-        if not members.size:
-            return drafts
+        room = np.clip(room, 0, self.geometry.depth)
+        plan = self.policy.plan(slots[members], batch.lengths[members], room)
+        depths = np.minimum(plan.depths, room)
+        chains = np.where(depths > 0, depths, np.minimum(plan.shadows, room))
+        zero, full = self.counters.zero, int(np.count_nonzero(room == 0))
+        zero["length_limit"] += full
+        zero["measuring" if plan.measuring else "no_gain"] += (
+            int(np.count_nonzero(depths == 0)) - full
+        )
+        keep = chains > 0
+        if not keep.any():
+            return None
+        return _Work(members[keep], depths[keep], chains[keep])
 
-        tokens = self._chain(batch, members, slots[members], projection, int(depths.max()))
-        for index, row, depth in zip(members, tokens.tolist(), depths, strict=True):
+    def _ingest(self, batch: StepBatch, *, wait: bool) -> Projection | None:
+        """Write the step's rows to the canonical cache; None if they wait or are lost."""
+        begin, lost = time.perf_counter(), batch.slots
+        try:
+            pending = self._pending
+            if wait and pending and batch.drafting.all() and pending.put(batch):
+                return None
+            if pending and pending.count:
+                tokens, features, slots = pending.take()
+                lost = torch.cat((slots, batch.slots))
+                self._write(tokens, features, slots)
+                lost = batch.slots
+            return self._write(batch.token_ids, batch.features, batch.slots)
+        except Exception as error:
+            self.lost(lost, error)
+            return None
+        finally:
+            self.counters.seconds["ingest"] += time.perf_counter() - begin
+
+    def _write(self, tokens: Tensor, features: Tensor, slots: Tensor) -> Projection:
+        assert self._canonical is not None, "bind() comes first"
+        projection = self.head.project(tokens, self.head.parts.combine(features))
+        self._canonical.write(slots, projection.k, projection.v)
+        return projection
+
+    def _draft(
+        self, batch: StepBatch, work: _Work, projection: Projection, drafts: list[list[int]]
+    ) -> None:
+        slots = self.slots.of(batch.request_ids, batch.drafting)
+        members = work.members
+        ready, rebuilt = self._refresh(batch, members, slots[members], projection)
+        self.counters.zero["not_ready"] += int(np.count_nonzero(~ready & (work.depths > 0)))
+        members, depths, chains = members[ready], work.depths[ready], work.chains[ready]
+        if not members.size:
+            return
+        begin, at = time.perf_counter(), slots[members]
+        last = batch.row_starts[members + 1] - 1
+        working = self.working_set.working
+        tokens = draft_chain(
+            self.head, working, projection, last, at, self.slots.rows[at], chains
+        ).tolist()
+        self.counters.seconds["draft"] += time.perf_counter() - begin
+        if rebuilt.size:  # the device has just been waited for
+            self.interval.selected(rebuilt, self.working_set.kept(rebuilt))
+        for index, row, depth in zip(members, tokens, depths, strict=True):
             drafts[index] = row[:depth]
+        if (secret := np.flatnonzero(depths == 0)).size:
+            kept = [tokens[i][: chains[i]] for i in secret]
+            self.counters.shadows += int(chains[secret].sum())
+            self._shadow_depth = int(chains[secret].max())
+            self.slots.keep_shadows(at[secret], batch.lengths[members[secret]], kept)
         self.counters.drafted += int(depths.sum())
-        return drafts
 
     def _refresh(
         self, batch: StepBatch, members: IntArray, slots: IntArray, projection: Projection
-    ) -> BoolArray:
-        """Bring the working caches up to this step; returns which members can be drafted."""
+    ) -> tuple[BoolArray, IntArray]:
+        """Bring the working caches up to this step; returns which members can be drafted, and the
+        slots whose selection was made anew by scoring."""
+        begin = time.perf_counter()
         table, geometry = self.slots, self.geometry
         lengths = batch.lengths[members]
         new = batch.row_starts[members + 1] - batch.row_starts[members]
@@ -188,6 +297,7 @@ class DraftingCycle:
         due = ~current | overdue | (rows + geometry.depth - 1 > geometry.budget)
 
         keep, redo = np.flatnonzero(~due), np.flatnonzero(due)
+        scored = slots[:0]
         if keep.size:
             at = slots[keep]
             self.working_set.append(batch, members[keep], at, table.rows[at], projection)
@@ -202,48 +312,38 @@ class DraftingCycle:
             self.interval.renewed(at)
             # A first rebuild starts each slot at another step: retrievals spread over steps.
             table.steps[at] = np.where(current[redo], 0, at % geometry.interval)
+            scored = at[~geometry.whole(lengths[redo])]
             self.counters.rebuilds += int(redo.size)
-            compact = ~geometry.whole(lengths[redo])
-            self.counters.retrievals += int(np.count_nonzero(compact))
+            self.counters.retrievals += int(scored.size)
         ready: BoolArray = table.rows[slots] > 0
         table.end[slots] = np.where(ready, lengths, NOTHING)
-        return ready
+        self.counters.seconds["retrieve"] += time.perf_counter() - begin
+        return ready, scored
 
-    def _chain(
+    def _note(
         self,
         batch: StepBatch,
-        members: IntArray,
-        slots: IntArray,
-        projection: Projection,
-        depth: int,
-    ) -> Tensor:
-        """Draft a chain of ``depth`` tokens for each member; ``[m, depth]`` int64."""
-        working, head = self.working_set.working, self.head
-        device = working.k.device
-        last = on_device(batch.row_starts[members + 1] - 1, device)
-        slot = on_device(slots, device)
-        rows = self.slots.rows[slots]
-        longest = int(rows.max())
-        dense = first_if_consecutive(slots)
-
-        counts = on_device(rows, device)
-        heads, scale = head.parts.query_heads, head.parts.scale
-        # The newest committed row is its own first query; later queries sit on scratch rows.
-        q = working.rope.rotate(projection.qk[last, :heads], counts - 1)
-        residual = projection.residual[last]
-        tokens = []
-        for step in range(depth):
-            attention = working.attend(q, slot, counts, longest + step, scale, dense)
-            hidden, feature = head.finish(attention, residual)
-            tokens.append(head.best_tokens(hidden))
-            if step + 1 < depth:
-                new = head.project(tokens[-1], feature)
-                turned = working.rope.rotate(new.qk, counts)
-                q, k = turned[:, :heads], turned[:, heads:]
-                if len(slots) == 1:
-                    working.put_one(dense, longest + step, k[0], new.v[0])
-                else:
-                    working.put(slot, counts, k, new.v)
-                residual = new.residual
-                counts = counts + 1
-        return torch.stack(tokens, dim=1)
+        drafts: list[list[int]],
+        rebuilds: int,
+        drafting: float,
+    ) -> None:
+        """Count the depths, and keep what this step was for :meth:`timed`; the last two are
+        counters as they stood before it."""
+        depths = np.fromiter(map(len, drafts), dtype=np.int64, count=len(drafts))
+        self.counters.depths += np.bincount(
+            depths[batch.drafting], minlength=len(self.counters.depths)
+        )
+        kept = int((batch.accepted + 1)[batch.drafting].sum())
+        self._step = StepTimes(
+            requests=len(drafts),
+            rows=int(batch.drafted.sum()) + len(drafts),
+            context=int(batch.lengths.sum()),
+            decoding=bool(batch.drafting.all()) and kept == int(batch.row_starts[-1]),
+            verify=0.0,
+            propose=0.0,
+            draft=self.counters.seconds["draft"] - drafting,
+            gap=None,
+            depth=int(depths.max(initial=0)),
+            rebuilt=self.counters.rebuilds > rebuilds,
+            shadow=self._shadow_depth,
+        )

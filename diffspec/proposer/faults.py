@@ -21,6 +21,11 @@ class FaultLog:
         self._in_a_row = 0
         self.gave_up = False
 
+    @property
+    def total(self) -> int:
+        """Faults of all kinds so far."""
+        return self.counts.total()
+
     def record(self, kind: str, error: BaseException) -> None:
         """Count a fault; the first of its kind and exception class is logged with traceback."""
         self.counts[kind] += 1

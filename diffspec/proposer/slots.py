@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +22,16 @@ def first_if_consecutive(slots: IntArray) -> int:
     return int(slots[0]) if slots[-1] - slots[0] == len(slots) - 1 else NOT_DENSE
 
 
+@dataclass(slots=True)
+class Shadow:
+    """A secretly drafted chain: drafted at context ``length``, its first ``right`` tokens right
+    so far."""
+
+    chain: list[int]
+    length: int
+    right: int = 0
+
+
 class SlotTable:
     """Per-slot state as arrays on the host; requests without a slot get -1 and are not drafted.
 
@@ -29,6 +40,7 @@ class SlotTable:
         base: ``[slots]``, rows right after the last rebuild; those past it were appended.
         end: ``[slots]``, context length the working cache is current for, or ``NOTHING``.
         steps: ``[slots]``, verification steps since the last rebuild.
+        shadows: secretly drafted chains that are being compared, by slot; few at a time.
     """
 
     def __init__(self, slots: int) -> None:
@@ -37,6 +49,7 @@ class SlotTable:
         self.base = np.zeros(slots, dtype=np.int64)
         self.end = np.full(slots, NOTHING, dtype=np.int64)
         self.steps = np.zeros(slots, dtype=np.int64)
+        self.shadows: dict[int, Shadow] = {}
         self._free = list(range(slots))  # a heap: low slots first keeps a batch's slots together
         self._owner: dict[str, int] = {}
         self._last_ids: list[str] = []
@@ -72,6 +85,7 @@ class SlotTable:
         slot = self._owner.pop(request_id, -1)
         if slot >= 0:
             heapq.heappush(self._free, slot)
+            self.shadows.pop(slot, None)
             self.end[slot] = NOTHING
             self._last_ids, self._last_slots = [], self._last_slots[:0]
         return slot
@@ -85,3 +99,43 @@ class SlotTable:
     def drop_all(self) -> None:
         """Every working cache is void (a fault left them in doubt)."""
         self.end.fill(NOTHING)
+
+    def keep_shadows(self, slots: IntArray, lengths: IntArray, chains: list[list[int]]) -> None:
+        """Remember secretly drafted chains of ``slots`` ``[m]``.
+
+        Args:
+            lengths: ``[m]``, context lengths when they were drafted.
+            chains: per slot target token ids, at least one.
+        """
+        for slot, length, chain in zip(slots.tolist(), lengths.tolist(), chains, strict=True):
+            self.shadows[slot] = Shadow(chain, length)
+
+    def compare_shadows(
+        self, slots: IntArray, lengths: IntArray, sampled: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Compare the next token of what waits with what the target sampled.
+
+        Args:
+            slots, lengths, sampled: ``[b]``, as in a batch; slot -1 for none.
+
+        Returns:
+            Slots ``[m]`` whose comparison has ended, tokens drafted ``[m]``, and how many of them
+            ``[m]`` were right from the first on.
+        """
+        ended = []
+        for slot, length, token in zip(
+            slots.tolist(), lengths.tolist(), sampled.tolist(), strict=True
+        ):
+            shadow = self.shadows.get(slot)
+            if shadow is None or token < 0:
+                continue
+            if length != shadow.length + shadow.right + 1:
+                del self.shadows[slot]  # it drafted in the meantime, or started over
+                continue
+            right = shadow.chain[shadow.right] == token
+            shadow.right += right
+            if not right or shadow.right == len(shadow.chain):
+                ended.append((slot, len(shadow.chain), shadow.right))
+                del self.shadows[slot]
+        at, drafted, accepted = np.array(ended, dtype=np.int64).reshape(-1, 3).T
+        return at, drafted, accepted

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.working import WorkingCache
-from diffspec.proposer.batch import IntArray, StepBatch, on_device
+from diffspec.proposer.batch import FloatArray, IntArray, StepBatch, on_device
 from diffspec.proposer.head import Projection
 from diffspec.proposer.slots import NOT_DENSE, first_if_consecutive
 from diffspec.retrieval.scoring import ChunkScorer
@@ -66,6 +66,8 @@ class WorkingSet:
         chunks = -(-geometry.max_model_len // geometry.chunk)
         self._present = torch.zeros((slots, chunks), dtype=torch.bool, device=device)
         row = 2 * heads * head_dim
+        self._kept = torch.zeros(slots, device=device)
+        self._changed = torch.zeros((), dtype=torch.int64, device=device)
         fit = GATHER_BYTES // (budget * row * working.k.dtype.itemsize)
         self._group = max(1, min(scorer.max_requests, fit))
         self._gathered = torch.zeros(
@@ -95,6 +97,19 @@ class WorkingSet:
             "gather buffer": self._gathered.nbytes,
             "retrieval workspace": self.scorer.nbytes + self._present.nbytes,
         }
+
+    def kept(self, slots: IntArray) -> FloatArray:
+        """Share ``[m]`` of each slot's last selection that was in the one before it.
+
+        Waits for the device; 0 where there was none before."""
+        share: FloatArray = self._kept[on_device(slots, self._kept.device)].cpu().numpy()
+        return share
+
+    @property
+    def rows_changed(self) -> int:
+        """Rows of working caches that retrievals replaced so far, in whole chunks; waits for the
+        device."""
+        return int(self._changed) * self.geometry.chunk
 
     def append(
         self, batch: StepBatch, members: IntArray, slots: IntArray, rows: IntArray, new: Projection
@@ -215,7 +230,11 @@ class WorkingSet:
         )
         # The padding value may name a real chunk of a longer request: send it past the end.
         at = torch.where(chosen < count, chosen, self._present.shape[1])
-        self._present[slot] = rows.scatter_(1, at, True)[:, :-1]
+        chosen_now = rows.scatter_(1, at, True)[:, :-1]
+        same, total = (chosen_now & self._present[slot]).sum(1), chosen_now.sum(1)
+        self._kept[slot] = same / total
+        self._changed += (total - same).sum()
+        self._present[slot] = chosen_now
 
     def _blocked(self, table: Tensor, length: Tensor, count: int) -> Tensor | None:
         """``[m, count]`` bool, chunks that overlap a page with a hole; None without holes."""

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DiffSpec without retrieval, for comparison: the newest chunks instead of the heaviest."""
+"""Parts of DiffSpec taken out or held still in a running engine, for comparison.
+
+No retrieval, a pinned depth, a draft that is wrong for a while, a drafter that does nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.policy import DepthPolicy, FixedDepth
+from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.working_set import MassFunction, WorkingSet
 
 
@@ -33,3 +40,56 @@ def _newest_first(chunk: int) -> MassFunction:
         return rising.expand(len(lengths), -1) / count
 
     return masses
+
+
+#: Instead of a depth: the adaptive policy is at work, with nothing to choose from but 0.
+HELD_AT_ZERO = "held at 0"
+
+
+@contextmanager
+def pinned_depth(cycle: DraftingCycle, depth: int | str) -> Iterator[None]:
+    """Draft ``depth`` tokens for every request as long as the block runs, or
+    :data:`HELD_AT_ZERO`. No request may outlive the block."""
+    adaptive, slots = cycle.policy, cycle.slots.count
+    policy: DepthPolicy
+    if depth == HELD_AT_ZERO:
+        policy = AdaptiveDepth(slots, DepthLimits(cycle.geometry.depth, allowed=(0,)))
+    else:
+        policy = FixedDepth(int(depth))
+    cycle.policy = policy
+    try:
+        yield
+    finally:
+        cycle.policy = adaptive
+        for slot in range(slots):
+            adaptive.forget(slot)
+
+
+@contextmanager
+def wrong_drafts(
+    cycle: DraftingCycle, generated: Callable[[], int], first: int, last: int
+) -> Iterator[None]:
+    """Every draft is another token than the draft's best while ``generated()`` is in
+    ``first``..``last``, as long as the block runs."""
+    best = cycle.head.best_tokens
+
+    def tokens(hidden: Tensor) -> Tensor:
+        right = best(hidden)
+        # Any other token that exists; 1 and 2 do everywhere.
+        return torch.where(right == 1, 2, 1) if first <= generated() < last else right
+
+    cycle.head.best_tokens = tokens  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del cycle.head.best_tokens
+
+
+def silence(drafter: Any) -> None:
+    """Make a host's drafter propose nothing, at no cost: the floor of any drafter there. The host
+    must run it unpadded (``disable_padded_drafter_batch``), or it expects a tensor."""
+
+    def propose(*args: Any, common_attn_metadata: Any, **kwargs: Any) -> list[list[int]]:
+        return [[] for _ in range(common_attn_metadata.num_reqs)]
+
+    drafter.propose = propose

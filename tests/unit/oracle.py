@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import PATIENCE
 from tests.unit import naive
 from tests.unit import tiny_draft as tiny
@@ -26,7 +25,20 @@ class Held:
     first: bool = True
     base: int = 0
     holds: bool = True
+    stable: bool = False
     present: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Counts:
+    """What must have been counted."""
+
+    drafted: int = 0
+    rebuilds: int = 0
+    retrievals: int = 0
+    no_slot: int = 0
+    shadows: int = 0
+    shadow_hits: int = 0
 
 
 class Oracle:
@@ -40,11 +52,14 @@ class Oracle:
         self.usual: dict[str, float] = {}
         self.in_a_row = 0
         self.gave_up = False
-        self.counters = Counters()
+        self.counters = Counts()
+        self.waiting: list[int] = []
+        self.shadows: dict[str, tuple[int, list[int], int]] = {}
         self._projected: dict[tuple[str, int], tuple[Array, Array, Array, Array]] = {}
 
     def leave(self, request: Request) -> None:
         self.owners.pop(request.name, None)
+        self.shadows.pop(request.name, None)
         self.held.pop(request.name, None)
         self.usual.pop(request.name, None)
 
@@ -55,35 +70,92 @@ class Oracle:
         self, rows: Sequence[Row], drafts: Sequence[list[int]], fault: str | None = None
     ) -> None:
         """The step ``rows`` with its proposed ``drafts``."""
-        page, core = self.shape.page, self.host.cycle
+        core = self.host.cycle
         assert len(drafts) == len(rows)
         slots = [slot for row in rows for slot in row.slots]
+        if not self.gave_up:
+            self._own(rows)
+            self._observe(rows)
+        idle = all(r.drafting for r in rows) and not any(self._chain_length(r) for r in rows)
+        if idle and len(self.waiting) + len(slots) <= self.shape.waiting:
+            # Nobody drafts, so nothing is projected, and nothing can fail.
+            assert drafts == [[] for _ in rows]
+            self.waiting += slots
+            self.counters.no_slot += self._without_slot(rows)
+            self.in_a_row = 0
+            return
+        slots, self.waiting = self.waiting + slots, []
         if fault in ("combine", "write"):
-            self.holes |= {slot // page for slot in slots}
+            self.holes |= {slot // self.shape.page for slot in slots}
+            self.counters.no_slot += self._without_slot(rows)
             self._failed(drafts)
             return
-        self.holes -= {slot // page for slot in slots if slot % page == 0}
+        self._heal(slots)
         assert set(core._canonical.holes.nonzero().flatten().tolist()) == self.holes
         if self.gave_up:
             assert drafts == [[] for _ in rows]
             return
-        self._own(rows)
+        self.counters.no_slot += self._without_slot(rows)
         if fault is not None:
             self._failed(drafts)
             return
-        observed = [
-            (self.owners[r.request.name], r.drafted, r.accepted)
-            for r in rows
-            if r.drafted and r.request.name in self.owners
-        ]
-        assert self.host.policy.observed == observed
-        for row in rows:
-            if row.drafted and row.request.name in self.owners:
-                self._learn(row.request.name, row.accepted / row.drafted)
         for row, draft in zip(rows, drafts, strict=True):
             self._check_row(row, draft)
         self.in_a_row = 0
-        assert core.counters == self.counters
+        self._check_counters()
+
+    def _heal(self, slots: Sequence[int]) -> None:
+        page = self.shape.page
+        self.holes -= {slot // page for slot in slots if slot % page == 0}
+
+    def _without_slot(self, rows: Sequence[Row]) -> int:
+        if self.gave_up:
+            return 0
+        return sum(r.drafting and r.request.name not in self.owners for r in rows)
+
+    def _check_counters(self) -> None:
+        found = self.host.cycle.counters
+        assert found.zero["no_slot"] == self.counters.no_slot
+        for name in ("drafted", "rebuilds", "retrievals", "shadows", "shadow_hits"):
+            assert getattr(found, name) == getattr(self.counters, name), name
+
+    def _observe(self, rows: Sequence[Row]) -> None:
+        """What the policy must have been told, and what follows for retrieval."""
+        policy = self.host.policy
+        owned = [r for r in rows if r.request.name in self.owners]
+        slot_of = {r.request.name: self.owners[r.request.name] for r in owned}
+        assert policy.observed == [
+            (slot_of[r.request.name], r.drafted, r.accepted) for r in owned if r.drafted
+        ]
+        compared = []
+        for row in owned:
+            name, waits = row.request.name, self.shadows.get(row.request.name)
+            if waits is None or not row.drafting:
+                continue
+            length, chain, right = waits
+            if row.length != length + right + 1:
+                del self.shadows[name]  # more than one token has come since
+                continue
+            hit = chain[right] == row.sampled
+            self.shadows[name] = length, chain, right + hit
+            if not hit or right + 1 == len(chain):
+                compared.append((slot_of[name], len(chain), right + hit))
+                del self.shadows[name]
+        assert policy.observed_shadows == compared
+        self.counters.shadow_hits += sum(right for _, _, right in compared)
+        for row in owned:
+            if row.drafted:
+                self._learn(row.request.name, row.accepted / row.drafted)
+
+    def _chain_length(self, row: Row) -> int:
+        """Tokens the request must draft in this step, a secret one included."""
+        name = row.request.name
+        if self.gave_up or not row.drafting or name not in self.owners:
+            return 0
+        slot, policy = self.owners[name], self.host.policy
+        room = min(self.shape.depth, self.shape.max_len - 1 - row.length)
+        depth = int(policy.by_slot[slot])
+        return max(0, min(depth if depth > 0 else int(policy.shadow_by_slot[slot]), room))
 
     def _learn(self, name: str, share: float) -> None:
         """Acceptance holds while no step falls below the request's usual share."""
@@ -98,9 +170,11 @@ class Oracle:
         self.in_a_row += 1
         self.gave_up |= self.in_a_row >= PATIENCE
         assert self.host.cycle.faults.gave_up == self.gave_up
-        self.counters = Counters(**{
-            name: getattr(self.host.cycle.counters, name) for name in Counters.__slots__
-        })  # fmt: skip
+        found = self.host.cycle.counters
+        self.counters = Counts(
+            found.drafted, found.rebuilds, found.retrievals, found.zero["no_slot"],
+            found.shadows, found.shadow_hits,
+        )  # fmt: skip
 
     def _own(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -109,20 +183,24 @@ class Oracle:
                 self.owners[row.request.name] = min(free)
 
     def _check_row(self, row: Row, draft: list[int]) -> None:
-        shape, name = self.shape, row.request.name
-        if not row.drafting or name not in self.owners:
-            self.counters.no_slot += row.drafting
+        name = row.request.name
+        length = self._chain_length(row)
+        if not length:
             assert draft == []
             assert name not in self.host.rebuilt
             return
         slot = self.owners[name]
-        room = shape.max_len - 1 - row.length
-        depth = min(int(self.host.policy.by_slot[slot]), shape.depth, room)
-        if depth <= 0 or not self._refresh(row):
+        secret = self.host.policy.by_slot[slot] <= 0
+        if not self._refresh(row):
             assert draft == []
             return
-        assert len(draft) == depth
-        self.counters.drafted += depth
+        assert len(draft) == (0 if secret else length)
+        self.counters.drafted += len(draft)
+        if secret:
+            self.counters.shadows += length
+            draft = list(self.host.cycle.slots.shadows[slot].chain)
+            assert len(draft) == length
+            self.shadows[name] = row.length, draft, 0
         keys, values = self._check_working(row.request, slot)
         self._check_chain(row, draft, keys, values)
 
@@ -142,13 +220,13 @@ class Oracle:
             held.end = row.length
             complete = held.positions == list(range(row.length))
             ahead = len(held.positions) - held.base + shape.depth
-            stretched = held.holds and ahead <= shape.reach
+            stretched = held.holds and self._covered(held, ahead)
             assert complete or stretched or held.since < shape.interval, "retrieval is overdue"
         else:
             assert held.positions + new != list(range(row.length)), "nothing to retrieve"
             ahead = len(held.positions) + len(new) - held.base + shape.depth
             if held.holds:
-                assert ahead > shape.reach, "could have waited"
+                assert not self._covered(held, ahead), "could have waited"
             # Slots start at different phases, so the first interval may be shorter.
             if not shape.reach:
                 assert held.since < shape.interval
@@ -160,6 +238,10 @@ class Oracle:
             self.held[name] = held
         return name in self.held
 
+    def _covered(self, held: Held, ahead: int) -> bool:
+        """Whether the selection still holds what is being read, for all that is known."""
+        return self.shape.reach > 0 and (ahead <= self.shape.reach or held.stable)
+
     def _rebuild(self, row: Row, held: Held | None) -> None:
         shape, request, length = self.shape, row.request, row.length
         chunks = -(-length // shape.chunk)
@@ -170,6 +252,7 @@ class Oracle:
             if any(request.blocks[p // shape.page] in self.holes for p in span)
         }
         present = set() if held is None else held.present
+        stable = held is not None and held.stable
         if length + shape.depth - 1 <= shape.budget:
             chosen = [c for c in range(chunks) if c not in blocked]
         else:
@@ -178,13 +261,20 @@ class Oracle:
             masses = naive.chunk_masses(row.query, keys, TARGET_SCALE, shape.chunk)
             chosen = naive.select(list(masses), chunks, shape.plan, present, blocked)
             assert len(chosen) <= shape.plan.total
+            stable = len(present & set(chosen)) >= 0.9 * len(chosen)
             present = set(chosen)
         if chunks - 1 in blocked:
             self.held.pop(request.name, None)
             return
         positions = [p for c in chosen for p in spans[c]]
         self.held[request.name] = Held(
-            positions, length, 0, held is None, len(positions), present=present
+            positions,
+            length,
+            0,
+            held is None,
+            len(positions),
+            present=present,
+            stable=stable,
         )
 
     def _check_working(self, request: Request, slot: int) -> tuple[Array, Array]:
@@ -230,9 +320,12 @@ class Oracle:
     def check_canonical(self) -> int:
         """Every computed row outside of holes is in the pages; returns how many there are."""
         page, found, wanted = self.shape.page, [], []
+        waiting = set(self.waiting)
         for request in self.host.requests:
             for position in range(request.computed):
                 block = request.blocks[position // page]
+                if block * page + position % page in waiting:
+                    continue
                 if block not in self.holes:
                     found.append(double(self.host.draft_pages[block, position % page]))
                     _, k, v, _ = self.projected(request, position)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from diffspec.adaptive_depth.interval import RetrievalInterval
-from diffspec.adaptive_depth.policy import FixedDepth, IntArray
+from diffspec.adaptive_depth.policy import FixedDepth, IntArray, Plan
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.pages import KeyPages
 from diffspec.compact_kv.rope import LocalRope
@@ -25,6 +25,7 @@ from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.batch import StepBatch
 from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.head import DraftHead
+from diffspec.proposer.pending import PendingRows
 from diffspec.proposer.working_set import Geometry, WorkingSet
 from diffspec.retrieval.scoring import ChunkScorer
 from diffspec.retrieval.selection import SelectionPlan
@@ -50,6 +51,7 @@ class Shape:
     max_len: int = 150
     blocks: int = 260
     reach: int = 0
+    waiting: int = 6
 
     @property
     def plan(self) -> SelectionPlan:
@@ -92,21 +94,33 @@ class Row:
     query: Array
     slots: list[int]
 
+    @property
+    def sampled(self) -> int:
+        """The first token the target sampled in this step."""
+        return self.request.text[self.length - self.accepted]
+
 
 class ScriptedDepth(FixedDepth):
-    """Depth by slot, set by the test; notes what it is told."""
+    """Depth and shadow drafts by slot, set by the test; notes what it is told."""
 
     def __init__(self, depth: int, slots: int) -> None:
         super().__init__(depth)
         self.by_slot = np.full(slots, depth, dtype=np.int64)
+        self.shadow_by_slot = np.zeros(slots, dtype=np.int64)
         self.observed: list[tuple[int, int, int]] = []
+        self.observed_shadows: list[tuple[int, int, int]] = []
         self.forgotten: list[int] = []
 
     def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         self.observed += zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
 
-    def depths(self, slots: IntArray, lengths: IntArray) -> IntArray:
-        return self.by_slot[slots]
+    def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        ended = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
+        self.observed_shadows += ended
+
+    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+        depths = self.by_slot[slots]
+        return Plan(depths, np.where(depths > 0, 0, self.shadow_by_slot[slots]))
 
     def forget(self, slot: int) -> None:
         self.forgotten.append(slot)
@@ -160,7 +174,9 @@ class Host:
         self.working_set = WorkingSet(geometry, shape.plan, working, scorer)
         head = DraftHead(self.draft.parts(self._trip))
         interval = RetrievalInterval(shape.slots, interval=shape.interval, reach=shape.reach)
-        self.cycle = DraftingCycle(head, self.working_set, self.policy, interval)
+        width = tiny.AUX * tiny.TARGET_HIDDEN
+        pending = PendingRows(shape.waiting, width, torch.float32, CPU)
+        self.cycle = DraftingCycle(head, self.working_set, self.policy, interval, pending)
 
         row = 2 * tiny.KV_HEADS * tiny.DIM
         stride = (page + 2) * row  # padded, and never written: NaN wherever nothing was stored
@@ -247,6 +263,7 @@ class Host:
         batch = self._batch(rows)
         self.rebuilt.clear()
         self.policy.observed.clear()
+        self.policy.observed_shadows.clear()
         with around:
             drafts = self.cycle.run(batch)
         for row, draft in zip(rows, drafts, strict=True):
@@ -316,6 +333,7 @@ class Host:
             drafting=np.array([row.drafting for row in rows]),
             drafted=np.array([row.drafted for row in rows]),
             accepted=np.array([row.accepted for row in rows]),
+            sampled=np.array([row.sampled if row.drafting else -1 for row in rows]),
             query=torch.from_numpy(np.stack([row.query for row in rows])).float(),
             draft_table=torch.from_numpy(table).int(),
             target_table=torch.from_numpy(self.target_block[table]).int(),

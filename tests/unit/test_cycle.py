@@ -73,6 +73,13 @@ class Serving:
         self.step(*((r, r.known) for r in requests))
         return requests
 
+    def change_depths(self) -> None:
+        """Other depths for every slot, often none at all, and secret drafts here and there."""
+        shape, policy, rng = self.shape, self.host.policy, self.rng
+        most = rng.choice([0, 0, shape.depth + 1])
+        policy.by_slot = np.array([rng.randint(0, most) for _ in range(shape.slots)])
+        policy.shadow_by_slot = np.array([rng.choice([0, 0, 0, 1, 3]) for _ in range(shape.slots)])
+
     def random_step(self, *, batch: int, fault: str | None = None) -> None:
         """Requests leave, are preempted, join (some on a prefix hit), prefill and decode."""
         rng, host, page = self.rng, self.host, self.shape.page
@@ -122,21 +129,23 @@ def test_random_serving(shape: Shape, seed: int, feed_normed: bool) -> None:
 def test_random_serving_with_changing_depths(shape: Shape, seed: int) -> None:
     serving = Serving(shape, seed)
     for _ in range(40):
-        serving.host.policy.by_slot = np.array(
-            [serving.rng.randint(0, shape.depth + 1) for _ in range(shape.slots)]
-        )
+        serving.change_depths()
         serving.random_step(batch=4)
     assert not serving.host.cycle.faults.counts
+    serving.oracle.check_canonical()
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(SHAPES, st.integers(0, 10**6))
-def test_random_serving_with_faults(shape: Shape, seed: int) -> None:
+@given(SHAPES, st.integers(0, 10**6), st.booleans())
+def test_random_serving_with_faults(shape: Shape, seed: int, pauses: bool) -> None:
     serving = Serving(shape, seed)
     for _ in range(40):
         if serving.oracle.in_a_row < 2 and serving.rng.random() < 0.12:
             fault = serving.rng.choice(FAULTS[:2])
             serving.random_step(batch=4, fault=fault)
+        elif pauses:
+            serving.change_depths()
+            serving.random_step(batch=4)
         else:
             serving.random_step(batch=4)
     assert not serving.host.cycle.faults.gave_up
@@ -296,7 +305,9 @@ def test_three_faults_in_a_row_end_drafting_but_not_ingest() -> None:
         assert serving.step((one, 0)) == [[]]
     late = serving.join(20)
     assert serving.step((one, 0), (late, 20)) == [[], []]
-    assert serving.oracle.check_canonical() == before + 21 + 20
+    # The last of 22 rows wait, as nobody reads what they would become.
+    waiting = len(serving.oracle.waiting)
+    assert serving.oracle.check_canonical() == before + 21 + 20 - waiting
 
 
 def test_nothing_of_an_earlier_owner_stays_in_a_slot() -> None:
@@ -313,6 +324,53 @@ def test_nothing_of_an_earlier_owner_stays_in_a_slot() -> None:
     assert not working_set._present[0].any()
     drafts = serving.step((two, 0), (other, 0))
     assert [len(d) for d in drafts] == [3, 3]
+
+
+def test_rows_wait_while_nobody_drafts_and_are_there_when_somebody_does() -> None:
+    serving = Serving(Shape(waiting=6))
+    one, two = serving.prefilled(40, 40)
+    before = serving.oracle.check_canonical()
+    policy = serving.host.policy
+    policy.by_slot[:] = 0
+    for _ in range(3):
+        serving.step((one, 0), (two, 0))
+    assert serving.oracle.check_canonical() == before, "six rows fit and wait"
+    serving.step((one, 0))
+    assert serving.oracle.check_canonical() == before + 7, "no room for a seventh"
+    serving.step((one, 0), (two, 0))
+    policy.by_slot[1] = 3
+    assert [len(d) for d in serving.step((one, 0), (two, 0))] == [0, 3]
+    assert serving.oracle.check_canonical() == before + 7 + 4
+
+
+def test_rows_that_waited_are_lost_with_the_step_that_fails_to_write_them() -> None:
+    serving = Serving(Shape(page=4))
+    (one,) = serving.prefilled(40)
+    serving.host.policy.by_slot[:] = 0
+    for _ in range(4):
+        serving.step((one, 0))
+    serving.host.policy.by_slot[:] = 3
+    serving.step((one, 0), fault="combine")
+    assert len(serving.oracle.holes) == 2
+    assert serving.host.cycle.faults.counts == {"ingesting verified rows": 1}
+
+
+def test_secret_drafts_are_compared_and_never_submitted() -> None:
+    serving = Serving(Shape(slots=2))
+    one, two = serving.prefilled(40, 100)
+    policy = serving.host.policy
+    policy.by_slot[:] = 0
+    policy.shadow_by_slot[:] = 1
+    for _ in range(20):
+        assert serving.step((one, 0), (two, 0)) == [[], []]
+    assert serving.oracle.counters.shadows == 40
+    # Whatever the draft says next is what the target will have sampled.
+    for _ in range(3):
+        (token,) = serving.host.cycle.slots.shadows[0].chain
+        one.text[one.known] = token
+        serving.step((one, 0), (two, 0))
+    assert serving.oracle.counters.shadow_hits >= 3
+    assert serving.host.cycle.counters.zero["no_gain"] == 2 * 23
 
 
 def flat_masses(query: Tensor, table: Tensor, lengths: Tensor, longest: int) -> Tensor:

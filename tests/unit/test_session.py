@@ -38,6 +38,9 @@ class Cycle:
         self.batches.append(batch)
         return [[7]] * len(batch.request_ids)
 
+    def timed(self, **seconds: float | None) -> None:
+        self.seconds = seconds
+
     def lost(self, slots: torch.Tensor, error: BaseException) -> None:
         raise error
 

@@ -219,9 +219,11 @@ def test_inert_keys_are_noted() -> None:
     assert len(full.notes) == 1
     assert "no effect while draft_context_policy is full" in full.notes[0]
     on = parse(everything | {"draft_context_policy": "diffspec"})
-    tree, adaptive = on.notes
+    (tree,) = on.notes
     assert "linear: diffspec_max_tree_nodes, diffspec_tree_threshold" in tree
-    assert "release: diffspec_long_context_threshold, diffspec_long_context_depth" in adaptive
+    pinned = everything | {"draft_context_policy": "diffspec", "diffspec_adaptive_profile": False}
+    _, cautious = parse(pinned).notes
+    assert "false: diffspec_long_context_threshold, diffspec_long_context_depth" in cautious
 
 
 @given(SOME_KEYS, DEPTHS, st.none() | st.integers(1, 70000))

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
 from diffspec.adaptive_depth.interval import RetrievalInterval
-from diffspec.adaptive_depth.policy import FixedDepth
+from diffspec.adaptive_depth.policy import DepthPolicy, FixedDepth
 from diffspec.compact_kv.kernels import kernels_for
 from diffspec.compact_kv.rope import LocalRope
 from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.head import DraftHead
+from diffspec.proposer.pending import PendingRows
 from diffspec.proposer.working_set import Geometry, WorkingSet
 from diffspec.retrieval.scoring import ChunkScorer
 from diffspec.retrieval.selection import SelectionPlan
@@ -23,6 +25,8 @@ from diffspec.settings import DiffSpecSettings
 SLOT_SHARE = 0.02
 #: Requests retrieved in one pass; more are done in several.
 RETRIEVAL_GROUP = 8
+#: Steps of as many requests whose rows can wait while nobody drafts.
+WAITING_STEPS, WAITING_REQUESTS = 32, 8
 
 
 def slot_count(*, memory: int, slot_bytes: int, max_num_seqs: int) -> int:
@@ -41,6 +45,8 @@ def build_cycle(
     max_model_len: int,
     scored_layer: Any,
     block_size: int,
+    feature_width: int,
+    allowed_depths: tuple[int, ...] | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DraftingCycle:
@@ -50,6 +56,8 @@ def build_cycle(
         depth: K, the most drafted tokens per step.
         memory: bytes vLLM was given on this device.
         block_size: tokens per page at the granularity of the host's block tables.
+        feature_width: elements of a row's auxiliary target features.
+        allowed_depths: the depths the host has decode graphs for; None for any.
     """
     parts, kernels = head.parts, kernels_for(device)
     size = WorkingCache.slot_bytes(
@@ -100,4 +108,15 @@ def build_cycle(
         reach=reach if settings.adaptive_profile else 0,
     )
     working_set = WorkingSet(geometry, plan, working, scorer)
-    return DraftingCycle(head, working_set, FixedDepth(depth), interval)
+    policy: DepthPolicy = FixedDepth(depth)
+    if settings.adaptive_profile:
+        limits = DepthLimits(
+            depth,
+            allowed=allowed_depths,
+            long_context=settings.long_context_threshold,
+            long_depth=settings.long_context_depth,
+        )
+        policy = AdaptiveDepth(working.k.shape[0], limits)
+    waiting = WAITING_STEPS * min(max_num_seqs, WAITING_REQUESTS)
+    pending = PendingRows(waiting, feature_width, dtype, device)
+    return DraftingCycle(head, working_set, policy, interval, pending)

@@ -35,7 +35,11 @@ def start_up_lines(
         f"retrieval every {settings.retrieval_interval} verification steps"
         f"{' (longer while acceptance holds)' if settings.adaptive_profile else ''}, "
         "linear verification, "
-        f"depth {depth} (fixed: adaptive depth is not in this release)",
+        + (
+            f"depth 0 to {depth}, whatever pays"
+            if settings.adaptive_profile
+            else f"depth {depth} (diffspec_adaptive_profile is false)"
+        ),
         f"DiffSpec: draft trained for {trained_window or 'an unknown number of'} tokens, "
         f"max_model_len {max_model_len}; "
         + (

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,8 @@ class DiffSpecSession:
         self._drafted: list[int] | None = None
         self._kept: Tensor | None = None
         self._target: Any = None
+        # When the running step began and the last one ended, in seconds; 0 before the first.
+        self._begun = self._ended = 0.0
         self._lift_length_limit()
 
     @property
@@ -105,6 +108,8 @@ class DiffSpecSession:
                 max_model_len=drafter.max_model_len,
                 scored_layer=layer,
                 block_size=config.cache_config.block_size,
+                feature_width=self._feature_width(),
+                allowed_depths=self._captured_depths(),
                 dtype=dtype,
                 device=drafter.device,
             )
@@ -117,7 +122,7 @@ class DiffSpecSession:
                 dtype=dtype,
                 device=drafter.device,
             )
-        buffers = {**self.cycle.working_set.nbytes, "query tap": self._tap.nbytes}
+        buffers = {**self.cycle.nbytes, "query tap": self._tap.nbytes}
         slots = self.cycle.slots.count
         if slots < max_num_seqs:
             logger.warning(
@@ -141,11 +146,9 @@ class DiffSpecSession:
         Before there are pages the host measures memory: it then sees the largest draft step too.
         """
         drafter, head = self.drafter, self.cycle.head
-        # Absent where a draft takes the target's last hidden state as it is.
-        width = getattr(drafter.model.model, "fc_input_size", None) or (
-            drafter.vllm_config.model_config.get_hidden_size()
+        features = torch.zeros(
+            (num_tokens, self._feature_width()), dtype=drafter.dtype, device=drafter.device
         )
-        features = torch.zeros((num_tokens, width), dtype=drafter.dtype, device=drafter.device)
         ids = torch.zeros(num_tokens, dtype=torch.int64, device=drafter.device)
         projection = head.project(ids, head.parts.combine(features))
         if not self.cycle.bound:
@@ -189,8 +192,29 @@ class DiffSpecSession:
             self.cycle.working_set.working.kernels,
         )
 
+    def sweep(self) -> None:
+        """Measure, before serving, what verifying 1 to K + 1 rows takes without any context: a
+        first hint for the depth policy, replaced by what served steps show."""
+        if not self.settings.adaptive_profile:
+            return
+        took = {}
+        for rows in range(1, self.depth + 2):
+            for _ in range(3):  # the first run may compile something
+                begin = time.perf_counter()
+                hidden = self.runner._dummy_run(rows)[0]
+                hidden[:1, :1].cpu()  # waits for the device; nothing is served yet
+                took[rows] = time.perf_counter() - begin
+                self.cycle.policy.seed(rows, took[rows])
+        logger.info(
+            "DiffSpec: without context, verifying 1 to %d rows takes %s ms; depth adapts to what "
+            "served steps take",
+            self.depth + 1,
+            " / ".join(f"{1e3 * seconds:.1f}" for seconds in took.values()),
+        )
+
     def before_step(self, scheduler_output: Any) -> None:
         """Forget requests that ended and distrust caches of requests that were preempted."""
+        self._begun = time.perf_counter()
         if self._cycle is None:
             return
         for request_id in scheduler_output.finished_req_ids:
@@ -238,6 +262,7 @@ class DiffSpecSession:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """Draft for the whole batch; never raises."""
+        begin, gap = time.perf_counter(), self._begun - self._ended
         try:
             batch = self._batch(
                 target_token_ids, target_hidden_states, next_token_ids, common_attn_metadata
@@ -245,7 +270,14 @@ class DiffSpecSession:
         except Exception as error:
             self.cycle.lost(common_attn_metadata.slot_mapping, error)
             return [[] for _ in range(common_attn_metadata.num_reqs)]
-        return self.cycle.run(batch)
+        drafts = self.cycle.run(batch)
+        self._ended = time.perf_counter()
+        verify = begin - self._begun
+        # Scheduling takes less than verifying; what took longer was waiting for work.
+        self.cycle.timed(
+            verify=verify, propose=self._ended - begin, gap=gap if gap < verify else None
+        )
+        return drafts
 
     def _batch(
         self, token_ids: Tensor, features: Tensor, next_token_ids: Tensor, metadata: Any
@@ -277,6 +309,7 @@ class DiffSpecSession:
             drafting=sampled > 0,
             drafted=drafted,
             accepted=np.maximum(sampled - 1, 0),
+            sampled=np.array([ids[0] if ids else -1 for ids in self._sampled[:b]], dtype=np.int64),
             query=self.tap.rows(
                 last if self._kept is None else self._kept[last].long(),
                 target.query_start_loc[1 : b + 1],
@@ -284,6 +317,19 @@ class DiffSpecSession:
             draft_table=table,
             target_table=table if same else other.get_device_tensor(b),
         )
+
+    def _feature_width(self) -> int:
+        # Absent where a draft takes the target's last hidden state as it is.
+        width = getattr(self.drafter.model.model, "fc_input_size", None)
+        return int(width or self.drafter.vllm_config.model_config.get_hidden_size())
+
+    def _captured_depths(self) -> tuple[int, ...] | None:
+        """Where whole decode steps are captured graphs, there is one for depth K; depth 0 runs
+        otherwise, as its own measured cost."""
+        mode = self.drafter.vllm_config.compilation_config.cudagraph_mode
+        if mode is None or not mode.has_full_cudagraphs():
+            return None
+        return (0, self.depth)
 
     def _lift_length_limit(self) -> None:
         # Past the draft's own length the host would silently send dummy drafts for the whole

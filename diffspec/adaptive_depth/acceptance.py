@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often drafted tokens are accepted: per request and position, with a prior from all requests.
+
+Two acceptances are kept apart. Decisions use the conditional one, ``a_i``: position i is accepted,
+among the steps that drafted i and accepted everything before it. Reports use the unconditional one,
+as vLLM's own counters define it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from diffspec.adaptive_depth.policy import IntArray
+
+FloatArray = npt.NDArray[np.float64]
+
+#: Trials a request remembers, and the process.
+MEMORY, PROCESS_MEMORY = 64, 512
+#: Pseudo trials with which the prior enters a request that has none of its own, and how many
+#: trials halve that. A little always stays: no estimate is exactly 0 or 1.
+PRIOR_WEIGHT, PRIOR_FADE, PRIOR_LEAST = 4.0, 4.0, 0.3
+#: What a first drafted token is taken for before anything was seen, in pseudo trials.
+FIRST_GUESS, GUESS_WEIGHT = 0.8, 2.0
+#: Share of its evidence that a position loses in a step that could have tried it and did not,
+#: everything before it having been accepted: what is not tried any more must not be believed for
+#: ever, or a few unlucky steps would end going deep.
+STALE = 1 / 32
+#: A run of equal outcomes that was this improbable means that the text has changed.
+SURPRISE = 0.005
+
+
+class AcceptanceStatistics:
+    """Exponentially weighted conditional acceptance.
+
+    A position nobody has tried is taken to be as good as the one before it, so that going deeper
+    gets its chance; evidence of positions that are no longer tried fades towards that.
+
+    Args:
+        slots: number of slots.
+        depth: K, positions kept.
+
+    Attributes:
+        seen: ``[slots]``, first positions a slot's request has tried.
+        drafted_at, accepted_at: ``[K]``, tokens drafted and accepted at each position so far, of
+            all requests: the unconditional rates are their quotients over the drafts.
+        drafts: steps of requests that drafted at least one token.
+    """
+
+    def __init__(self, slots: int, depth: int) -> None:
+        self.depth = depth
+        self.seen = np.zeros(slots, dtype=np.int64)
+        self.drafts = 0
+        self.drafted_at = np.zeros(depth, dtype=np.int64)
+        self.accepted_at = np.zeros(depth, dtype=np.int64)
+        self._hits = np.zeros((slots, depth))
+        self._trials = np.zeros((slots, depth))
+        self._all_hits = np.zeros(depth)
+        self._all_trials = np.zeros(depth)
+        self._run = np.zeros(slots, dtype=np.int64)
+        self._at = np.arange(depth)
+        self._process: FloatArray | None = None
+
+    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Learn from a verification step.
+
+        Args:
+            slots: ``[m]``, distinct.
+            drafted: ``[m]``, at least 1 each, as scheduled.
+            accepted: ``[m]``, at most ``drafted``.
+        """
+        self.drafts += len(slots)
+        self.drafted_at += (self._at < drafted[:, None]).sum(0)
+        self.accepted_at += (self._at < accepted[:, None]).sum(0)
+        self._learn(slots, drafted, accepted)
+
+    def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """As :meth:`observe`, for drafts that were compared but never submitted: evidence for
+        decisions, and nothing for reports."""
+        self._learn(slots, drafted, accepted)
+
+    def process_rates(self) -> FloatArray:
+        """``a_i`` ``[K]`` of all requests."""
+        if self._process is None:
+            rates, before = np.empty(self.depth), FIRST_GUESS
+            for i in range(self.depth):
+                trials = self._all_trials[i] + GUESS_WEIGHT
+                before = rates[i] = (self._all_hits[i] + GUESS_WEIGHT * before) / trials
+            self._process = rates
+        return self._process
+
+    def rates(self, slots: IntArray) -> FloatArray:
+        """``a_i`` ``[m, K]`` of the requests in ``slots`` ``[m]``, each in (0, 1)."""
+        process = self.process_rates()
+        weight = np.maximum(PRIOR_LEAST, PRIOR_WEIGHT / (1 + self.seen[slots] / PRIOR_FADE))
+        hits, trials = self._hits[slots], self._trials[slots]
+        rates, shift = np.empty_like(hits), np.zeros(len(slots))
+        for i in range(self.depth):
+            # A request that differs from the others at one position differs at the next one too.
+            prior = np.clip(process[i] + shift, 0.01, 0.99)
+            rates[:, i] = (hits[:, i] + weight * prior) / (trials[:, i] + weight)
+            shift = rates[:, i] - process[i]
+        return rates
+
+    def forget(self, slot: int) -> None:
+        """The request in ``slot`` has ended."""
+        self.seen[slot] = self._run[slot] = 0
+        self._hits[slot] = self._trials[slot] = 0
+
+    def _learn(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        self._watch_runs(slots, accepted > 0)
+        tried = self._at < np.minimum(drafted, accepted + 1)[:, None]
+        hit = self._at < accepted[:, None]
+        missed = (self._at >= drafted[:, None]) & (accepted == drafted)[:, None]
+        keep = np.where(tried, 1 - 1 / MEMORY, np.where(missed, 1 - STALE, 1.0))
+        self._trials[slots] = self._trials[slots] * keep + tried
+        self._hits[slots] = self._hits[slots] * keep + hit
+        count = tried.sum(0)
+        stale = (1 - STALE / 4) ** missed.sum(0)
+        keep_all = np.where(count, (1 - 1 / PROCESS_MEMORY) ** count, stale)
+        self._all_trials = self._all_trials * keep_all + count
+        self._all_hits = self._all_hits * keep_all + hit.sum(0)
+        self.seen[slots] += 1
+        self._process = None
+
+    def _watch_runs(self, slots: IntArray, hit: npt.NDArray[np.bool_]) -> None:
+        """Where first positions turn out, again and again, as they should not, believe the new."""
+        run = self._run[slots]
+        run = np.where(hit, np.maximum(run, 0) + 1, np.minimum(run, 0) - 1)
+        rate = self.rates(slots)[:, 0]
+        likelihood = np.where(hit, rate, 1 - rate) ** np.abs(run)
+        changed = (likelihood < SURPRISE) & (np.abs(run) > 1) & (self._trials[slots, 0] > 2)
+        if changed.any():
+            at, length = slots[changed], np.abs(run[changed])
+            # This outcome is counted by the caller; what came before the run is all but dropped.
+            self._trials[at, 0] = length - 1
+            self._hits[at, 0] = np.where(hit[changed], length - 1, 0)
+        self._run[slots] = run

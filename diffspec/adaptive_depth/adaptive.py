@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The depth policy: as deep as pays for each request, nothing where nothing pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from diffspec.adaptive_depth.acceptance import AcceptanceStatistics, FloatArray
+from diffspec.adaptive_depth.choice import (
+    Choice,
+    StepCost,
+    choose,
+    choose_uniform,
+    evaluate,
+    gains_of,
+)
+from diffspec.adaptive_depth.cost import CostModel
+from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
+from diffspec.adaptive_depth.shadow import LAST_GAP, ShadowDrafts
+
+#: By how much another choice must promise to be better before it is taken: between depths, and
+#: for drafting at all after not drafting.
+SWITCH, RESUME = 1.01, 1.03
+#: A request is new until it has tried so many first positions.
+NEW = 4
+#: Steps between two looks at a step without drafts that is not known, and at one that is.
+LOOK, LOOK_AGAIN = 4, 256
+#: Drafting is tried for one step every :data:`LOOK_AGAIN` if it promises at least this share of
+#: the speed without drafts: what a verification costs may have changed since.
+NEARLY = 0.85
+#: Acceptance of a first token from which shadow drafts are whole chains.
+CHAIN_FROM = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class DepthLimits:
+    """What bounds the choice.
+
+    Attributes:
+        depth: K.
+        least: what every request drafts at least; 1 on targets with recurrent state.
+        allowed: the only depths there are, the same for all requests of a step, on a host that
+            captured graphs for these; None for any.
+        long_context, long_depth: a new request of at least so many tokens drafts at most so many.
+    """
+
+    depth: int
+    least: int = 0
+    allowed: tuple[int, ...] | None = None
+    long_context: int = 1 << 62
+    long_depth: int = 1
+
+
+class AdaptiveDepth:
+    """Maximises expected tokens per second; see :mod:`diffspec.adaptive_depth.choice`.
+
+    Args:
+        slots: number of slots.
+        limits: bounds of the choice.
+
+    Attributes:
+        acceptance: what is known of the drafts.
+        cost: what is known of step times.
+        rate: tokens per second expected of the last plan; 0 while costs are unknown.
+    """
+
+    def __init__(self, slots: int, limits: DepthLimits) -> None:
+        self.limits = limits
+        self.acceptance = AcceptanceStatistics(slots, limits.depth)
+        self.cost = CostModel()
+        self.shadows = ShadowDrafts(slots)
+        self.rate = 0.0
+        self._last = np.full(slots, -1, dtype=np.int64)
+        self._steps = self._looked = self._tried = 0
+        # Slots whose pause stands until there is news of them, and since when.
+        self._paused: IntArray | None = None
+        self._paused_at = 0
+
+    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """See :meth:`DepthPolicy.observe`."""
+        self.acceptance.observe(slots, drafted, accepted)
+        self._paused = None
+
+    def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """See :meth:`DepthPolicy.observe_shadows`."""
+        self.acceptance.observe_shadows(slots, drafted, accepted)
+        self.shadows.observe(slots, accepted > 0)
+        self._paused = None
+
+    def timed(self, times: StepTimes) -> None:
+        """See :meth:`DepthPolicy.timed`."""
+        cost = self.cost
+        if times.decoding:
+            cost.observe_verify(times.requests, times.rows, times.context, times.verify)
+            cost.observe_propose(
+                times.requests,
+                times.depth,
+                times.propose,
+                chain=times.draft,
+                rebuilt=times.rebuilt,
+                shadow=times.shadow,
+            )
+        if times.gap is not None:
+            cost.observe_gap(times.gap)
+        spent = 0.0
+        if times.shadow and times.depth == 0:
+            spent = max(0.0, times.propose - cost.propose(times.requests, 0))
+        elif times.shadow:
+            spent = cost.shadow(times.shadow) or 0.0
+        self.shadows.step(times.verify + times.propose + (times.gap or 0.0), spent)
+
+    def seed(self, rows: int, seconds: float) -> None:
+        """See :meth:`DepthPolicy.seed`."""
+        self.cost.seed(rows, seconds)
+
+    def forget(self, slot: int) -> None:
+        """See :meth:`DepthPolicy.forget`."""
+        self.acceptance.forget(slot)
+        self.shadows.forget(slot)
+        self._last[slot] = -1
+        self._paused = None
+
+    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+        """See :meth:`DepthPolicy.plan`."""
+        none = np.zeros(len(slots), dtype=np.int64)
+        if not len(slots):
+            return Plan(none, none)
+        self._steps += 1
+        if self._still_paused(slots):
+            return self._done(slots, none, room)
+        caps = self._caps(slots, lengths, room)
+        if (cost := self._cost(len(slots), int(lengths.sum()))) is None:
+            depths = caps if self.limits.allowed is None else np.minimum(room, self._start(caps))
+            return self._done(slots, depths, room)
+        gains = gains_of(self.acceptance.rates(slots))
+        zero = evaluate(gains, np.zeros_like(caps), cost)
+        choice = self._choose(slots, gains, caps, cost, zero)
+        self.rate = choice.rate
+        if self._must_look(slots, lengths, choice):
+            self._looked = self._steps
+            return Plan(np.zeros_like(caps), none, measuring=True)
+        if not choice.depths.any():
+            self._paused, self._paused_at = slots.copy(), self._steps
+        return self._done(slots, choice.depths, room)
+
+    def break_even(self, requests: int, context: int) -> float:
+        """Acceptance per token from which drafting beats not drafting; NaN while unknown.
+
+        Args:
+            requests: in a step.
+            context: sum of their lengths, tokens.
+        """
+        cost = self._cost(requests, context)
+        if cost is None:
+            return float("nan")
+        low, high = 0.0, 1.0
+        zero, caps = requests / cost(0, 0), np.full(requests, self.limits.depth)
+        for _ in range(10):
+            middle = (low + high) / 2
+            gains = gains_of(np.full((requests, self.limits.depth), middle))
+            pays = max(
+                evaluate(gains, np.minimum(caps, depth), cost).rate
+                for depth in range(1, self.limits.depth + 1)
+            )
+            low, high = (low, middle) if pays > zero else (middle, high)
+        return high
+
+    # Steps of a plan.
+
+    def _caps(self, slots: IntArray, lengths: IntArray, room: IntArray) -> IntArray:
+        limits = self.limits
+        cautious = (lengths >= limits.long_context) & (self.acceptance.seen[slots] < NEW)
+        caps: IntArray = np.minimum(room, np.where(cautious, limits.long_depth, limits.depth))
+        return caps
+
+    def _start(self, caps: IntArray) -> int:
+        """Of the allowed depths, the deepest that the caps admit, else the least above 0."""
+        allowed = self.limits.allowed or (self.limits.depth,)
+        positive = [depth for depth in allowed if depth > 0]
+        return max((d for d in positive if d <= caps.max()), default=min(positive, default=0))
+
+    def _cost(self, requests: int, context: int) -> StepCost | None:
+        """What steps of so many requests cost; None if nothing at all is known of that."""
+        model = self.cost
+        if model.verify(requests, requests, context) is None:
+            return None
+        gap = model.gap()
+
+        def verify(drafted: int) -> float:
+            estimate = model.verify(requests, requests + drafted, context)
+            assert estimate is not None  # as above: something is known of these requests
+            return estimate.seconds + gap
+
+        return StepCost(verify, partial(model.propose, requests))
+
+    def _choose(
+        self,
+        slots: IntArray,
+        gains: FloatArray,
+        caps: IntArray,
+        cost: StepCost,
+        zero: Choice,
+    ) -> Choice:
+        limits = self.limits
+        if limits.allowed is None:
+            best = choose(gains, caps, cost, least=limits.least)
+        else:
+            best = choose_uniform(gains, caps, cost, limits.allowed)
+        last = self._last[slots]
+        known = bool((last >= 0).all())
+        if known and not last.any() and not limits.least:
+            if best.rate > RESUME * zero.rate:
+                return best
+            return self._try_again(gains, caps, cost, zero) or zero
+        if known:
+            held = evaluate(gains, np.minimum(last, caps), cost)
+            if best.depths.any() and best.rate < SWITCH * held.rate and held.rate >= zero.rate:
+                return held
+        return best
+
+    def _try_again(
+        self, gains: FloatArray, caps: IntArray, cost: StepCost, zero: Choice
+    ) -> Choice | None:
+        """Drafting that is a little worse than not drafting, as far as is known: now and then it
+        is done for a step, because what a verification costs may have changed."""
+        if self._steps - self._tried < LOOK_AGAIN:
+            return None
+        self._tried = self._steps
+        depths = self.limits.allowed or tuple(range(1, self.limits.depth + 1))
+        best = choose_uniform(gains, caps, cost, tuple(d for d in depths if d))
+        return best if best.rate >= NEARLY * zero.rate else None
+
+    def _still_paused(self, slots: IntArray) -> bool:
+        """Whether the same requests drafted nothing in the last step and nothing is new; looked
+        at afresh now and then, as contexts grow."""
+        return (
+            self._paused is not None
+            and self._steps - self._paused_at < LAST_GAP
+            and np.array_equal(self._paused, slots)
+        )
+
+    def _must_look(self, slots: IntArray, lengths: IntArray, choice: Choice) -> bool:
+        """Whether this step should draft nothing, only to see what such a step costs."""
+        if self.limits.least or not choice.depths.any():
+            return False
+        if self.limits.allowed is not None and 0 not in self.limits.allowed:
+            return False
+        waited = self._steps - self._looked
+        estimate = self.cost.verify(len(slots), len(slots), int(lengths.sum()))
+        known = estimate is not None and estimate.seen
+        return waited >= (LOOK_AGAIN if known else LOOK)
+
+    def _done(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
+        self._last[slots] = depths
+        idle = depths == 0
+        self.shadows.drafting(slots[~idle])
+        shadows = np.zeros_like(depths)
+        if idle.any():
+            # A draft whose first token is often right may be right further on, too.
+            first = self.acceptance.rates(slots[idle])[:, 0]
+            wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
+            due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())))
+            shadows[idle] = np.where(due, wanted, 0)
+        return Plan(depths, np.minimum(shadows, room))

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a verification step costs here, learnt from the steps that are served.
+
+Nothing is assumed about the shape. Verifying is a table over (requests, verified rows), each entry
+a line over the total context; proposing is, per number of requests, a line over the depth. What was
+never measured is estimated from its neighbours and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from diffspec.adaptive_depth.line import ENOUGH, Line
+from diffspec.adaptive_depth.policy import IntArray
+
+#: Counts above this share entries: an eighth apart there, which bounds the table.
+EXACT = 16
+#: Doubts by which a measured entry is taken to be faster than its samples say: an entry with few
+#: or scattered samples is tried again before it is given up.
+HOPE = 1.5
+#: Weight of a new sample in plain averages.
+_NEW = 1 / 16
+
+
+def bucket(count: int) -> int:
+    """The table entry of ``count``: itself up to :data:`EXACT`, then the end of an eighth."""
+    if count <= EXACT:
+        return count
+    step = 1 << (count.bit_length() - 4)
+    return -(-count // step) * step
+
+
+@functools.lru_cache(maxsize=8)
+def _bucket_table(bits: int) -> IntArray:
+    return np.array([bucket(count) for count in range(1 << bits)], dtype=np.int64)
+
+
+def buckets(size: int) -> IntArray:
+    """:func:`bucket` of at least all counts below ``size``, as an array."""
+    return _bucket_table(max(size, 256).bit_length())
+
+
+def _hopeful(line: Line, x: float, slope: float) -> float:
+    value = line.at(x, slope)
+    return max(value - HOPE * line.doubt(), 0.7 * value)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds; ``seen`` if they were measured near the asked point, else they are a guess."""
+
+    seconds: float
+    seen: bool
+
+
+class CostModel:
+    """Seconds of a step by requests, verified rows, context and depth; one per process."""
+
+    def __init__(self) -> None:
+        self._verify: dict[int, dict[int, Line]] = {}
+        self._propose: dict[int, Line] = {}
+        self._seed: dict[int, float] = {}
+        self._slope = 0.0
+        #: Between steps: the host's scheduling, which no depth changes.
+        self._gap = Line()
+        #: What a step without drafts spends on proposing all the same, by requests.
+        self._idle: dict[int, Line] = {}
+        self._shadow = Line()
+        #: A draft step: the slope of proposing until depths have varied.
+        self._draft_step = Line()
+        self._rebuild = Line()
+        self._rebuild_rate = 0.0
+
+    # Learning.
+
+    def seed(self, rows: int, seconds: float) -> None:
+        """A start-up measurement of ``rows`` rows without context: a hint of the shape."""
+        self._seed[rows] = min(seconds, self._seed.get(rows, seconds))
+
+    def observe_verify(self, requests: int, rows: int, context: int, seconds: float) -> None:
+        """A step that verified ``rows`` rows of ``requests`` requests and read no prompt.
+
+        Args:
+            context: sum of the requests' lengths, tokens.
+        """
+        entries = self._verify.setdefault(bucket(requests), {})
+        line = entries.setdefault(bucket(rows), Line())
+        line.add(context, seconds, self._slope)
+        if line.spans():
+            self._slope = line.slope()
+
+    def observe_propose(
+        self,
+        requests: int,
+        depth: int,
+        seconds: float,
+        *,
+        chain: float,
+        rebuilt: bool,
+        shadow: int,
+    ) -> None:
+        """Proposing took ``seconds``, ``chain`` of them for the draft steps; ``depth`` is the
+        deepest chain that was submitted and ``shadow`` the deepest that was not."""
+        idle = self._idle.setdefault(bucket(requests), Line())
+        if depth == 0:
+            if not shadow:
+                idle.add(1, seconds)
+            elif idle.count:
+                excess = max(seconds - idle.at(1), 1e-9)
+                self._shadow.add(shadow, excess, self._draft_step.at(1))
+            return
+        line = self._propose.setdefault(bucket(requests), Line())
+        self._rebuild_rate += _NEW * (rebuilt - self._rebuild_rate)
+        self._draft_step.add(1, chain / depth)
+        if not rebuilt:
+            line.add(depth, seconds, self._draft_step.at(1))
+        elif line.count >= ENOUGH:
+            usual = line.at(depth, self._draft_step.at(1))
+            self._rebuild.add(1, max(seconds - usual, 0.0))
+
+    def observe_gap(self, seconds: float) -> None:
+        """Time between two steps, while there was work."""
+        self._gap.add(1, seconds)
+
+    # Asking.
+
+    def gap(self) -> float:
+        """Seconds between two steps."""
+        return self._gap.at(1)
+
+    def verify(self, requests: int, rows: int, context: int) -> Estimate | None:
+        """Verifying ``rows`` rows."""
+        entries = self._verify.get(bucket(requests), {})
+        line = entries.get(bucket(rows))
+        if line and line.knows(context):
+            return Estimate(_hopeful(line, context, self._slope), seen=True)
+        guess = self._guess(entries, bucket(rows), context)
+        if line and line.count:
+            own = _hopeful(line, context, self._slope)
+            if guess is not None and line.count < ENOUGH:
+                own = min(own, guess)
+            return Estimate(own, seen=False)
+        if guess is None:
+            guess = self._elsewhere(requests, rows, context)
+        return None if guess is None else Estimate(guess, seen=False)
+
+    def propose(self, requests: int, depth: int) -> float:
+        """Seconds of proposing, rebuilding included at its present frequency."""
+        if depth == 0:
+            return self._nearest(self._idle, requests, 1)
+        drafting = self._nearest(self._propose, requests, depth, self._draft_step.at(1))
+        return drafting + self._rebuild_rate * self._rebuild.at(1)
+
+    def shadow(self, depth: int) -> float | None:
+        """Seconds that a shadow chain of ``depth`` tokens adds to a step without drafts; None
+        until some were measured."""
+        if self._shadow.count < ENOUGH:
+            return None
+        return self._shadow.at(depth, self._draft_step.at(1))
+
+    def table(self) -> list[dict[str, float]]:
+        """The verifying table, an entry per row, for people and reports."""
+        return [
+            {"requests": b, "rows": rows, "steps": line.count, **line.describe()}
+            for b, entries in sorted(self._verify.items())
+            for rows, line in sorted(entries.items())
+        ]
+
+    # Guessing.
+
+    def _guess(self, entries: dict[int, Line], rows: int, context: int) -> float | None:
+        """From other row counts of the same requests: between two known ones along the straight
+        line, beyond them along the seeds. The first invites a try wherever the truth is a step."""
+        known = {r: line for r, line in entries.items() if line.count >= ENOUGH and r != rows}
+        below = max((r for r in known if r < rows), default=None)
+        above = min((r for r in known if r > rows), default=None)
+        if below is not None and above is not None:
+            low, high = (known[r].at(context, self._slope) for r in (below, above))
+            return low + (high - low) * (rows - below) / (above - below)
+        nearest = below if below is not None else above
+        if nearest is None:
+            return None
+        ratio = self._seeded(rows) / self._seeded(nearest) if self._seed else 1.0
+        return known[nearest].at(context, self._slope) * ratio
+
+    def _elsewhere(self, requests: int, rows: int, context: int) -> float | None:
+        """From other numbers of requests at the same rows per request, else from the seeds."""
+        for b in sorted(self._verify, key=lambda b: abs(b - requests)):
+            entries = self._verify[b]
+            line = entries.get(bucket(round(rows * b / requests)))
+            if line and line.count >= ENOUGH:
+                return line.at(context, self._slope)
+        return self._seeded(rows) + self._slope * context if self._seed else None
+
+    def _seeded(self, rows: int) -> float:
+        return self._seed[min(self._seed, key=lambda r: abs(r - rows))]
+
+    @staticmethod
+    def _nearest(lines: dict[int, Line], requests: int, x: float, slope: float = 0.0) -> float:
+        known = [b for b, line in lines.items() if line.count]
+        if not known:
+            return 0.0
+        return lines[min(known, key=lambda b: abs(b - bucket(requests)))].at(x, slope)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A robust straight line through measured times that forgets."""
+
+from __future__ import annotations
+
+#: Weight of a new sample never falls below this.
+LEAST_WEIGHT = 1 / 32
+#: A sample counts as at most so many usual deviations off.
+CLIP = 3.0
+#: Usual deviation to begin with, and its least value, as shares of the value.
+FIRST_SPREAD, LEAST_SPREAD = 0.1, 0.01
+#: Samples from which a line is believed.
+ENOUGH = 3
+#: Samples whose x lies closer together than this share of x say nothing of the slope.
+NARROW = 0.1
+#: How far outside the x it has seen a line still counts as seen.
+REACH = 0.8
+
+
+class Line:
+    """``y`` as a linear function of ``x``, both positive; ``y`` never falls with ``x``.
+
+    The first samples of a shape may hold a compilation, so of the first two the smaller one is
+    kept. Later ones are clipped at :data:`CLIP` usual deviations: one outlier hardly moves the
+    line, a lasting change moves it all the same, because clipped samples widen the deviation.
+
+    Attributes:
+        count: samples seen.
+    """
+
+    __slots__ = ("_cov", "_high", "_low", "_spread", "_var", "_x", "_y", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._x = self._y = self._var = self._cov = self._spread = 0.0
+        self._low = self._high = 0.0
+
+    def add(self, x: float, y: float, slope: float = 0.0) -> None:
+        """Learn one sample; ``slope`` is what is taken for the slope while this line has none."""
+        self.count += 1
+        if self.count == 1 or (self.count == 2 and y < self._y):
+            self._x, self._y, self._spread = x, y, FIRST_SPREAD * y
+            self._low, self._high = min(self._low or x, x), max(self._high, x)
+            return
+        self._low, self._high = min(self._low, x), max(self._high, x)
+        if self.count == 2:
+            return
+        predicted = self.at(x, slope)
+        limit = CLIP * self._spread
+        error = min(max(y - predicted, -limit), limit)
+        weight = max(1 / (self.count - 1), LEAST_WEIGHT)
+        self._spread += weight * (abs(error) - self._spread)
+        self._spread = max(self._spread, LEAST_SPREAD * self._y)
+        dx, dy = x - self._x, predicted + error - self._y
+        self._x += weight * dx
+        self._y += weight * dy
+        self._var = (1 - weight) * (self._var + weight * dx * dx)
+        self._cov = (1 - weight) * (self._cov + weight * dx * dy)
+
+    def at(self, x: float, slope: float = 0.0) -> float:
+        """The line's value; ``slope`` as of :meth:`add`."""
+        return max(self._y + self.slope(slope) * (x - self._x), 0.1 * self._y)
+
+    def doubt(self) -> float:
+        """How far off the line may well be."""
+        return self._spread / min(self.count, 1 / LEAST_WEIGHT) ** 0.5 if self.count else 0.0
+
+    def slope(self, usual: float = 0.0) -> float:
+        """Its own slope as far as its samples say one, else ``usual``."""
+        doubt = (NARROW * self._x) ** 2
+        if not self._var + doubt:
+            return usual
+        return max(0.0, (self._cov + doubt * usual) / (self._var + doubt))
+
+    def spans(self) -> bool:
+        """Whether its samples lie far enough apart to tell a slope."""
+        return self.count >= ENOUGH and self._var > (NARROW * self._x) ** 2
+
+    def knows(self, x: float) -> bool:
+        """Whether it has seen enough samples, and some near ``x``."""
+        return self.count >= ENOUGH and self._low * REACH <= x <= self._high / REACH
+
+    def describe(self) -> dict[str, float]:
+        """Where the line stands: mean x, y there, slope, usual deviation."""
+        return {"x": self._x, "y": self._y, "slope": self.slope(), "deviation": self._spread}

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a request that drafts nothing drafts one token in secret.
+
+The token is not submitted; the target's next token says whether it would have been accepted. So a
+draft that has become good again is noticed for the price of one draft step and no verification.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from diffspec.adaptive_depth.policy import IntArray
+
+#: Share of step time that shadow drafts may take over any :data:`WINDOW` steps. A little below the
+#: promised 2 %, because times vary and a draft's own is known only afterwards.
+SHARE, WINDOW = 0.015, 256
+#: Steps between shadow drafts of one request: at first, after a hit, and at most.
+FIRST_GAP, HIT_GAP, LAST_GAP = 4, 2, 32
+#: Steps whose time is what a step takes now.
+RECENT = 16
+#: What a shadow draft is taken to cost before one was measured, as a share of a step.
+GUESS = 0.2
+
+
+class ShadowDrafts:
+    """Cadence per request and budget per process.
+
+    Args:
+        slots: number of slots.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._gap = np.full(slots, FIRST_GAP, dtype=np.int64)
+        self._since = np.zeros(slots, dtype=np.int64)
+        self._steps = np.zeros(WINDOW)
+        self._spent = np.zeros(WINDOW)
+        self._at = self._count = 0
+        self._sum_steps = self._sum_spent = self._recent = 0.0
+
+    def due(self, slots: IntArray, seconds: float | None) -> npt.NDArray[np.bool_]:
+        """Which of the requests in ``slots`` ``[m]``, all without drafts in this step, should
+        shadow one; all or none of those that wait, since they share the step.
+
+        Args:
+            seconds: what shadow drafts add to a step; None if not measured yet.
+        """
+        self._since[slots] += 1
+        waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._gap[slots]
+        if waiting.any() and not self._affordable(seconds):
+            waiting[:] = False
+        self._since[slots[waiting]] = 0
+        return waiting
+
+    def observe(self, slots: IntArray, hit: npt.NDArray[np.bool_]) -> None:
+        """What became of shadow drafts ``[m]``."""
+        longer = np.minimum(2 * self._gap[slots], LAST_GAP)
+        self._gap[slots] = np.where(hit, HIT_GAP, longer)
+
+    def step(self, seconds: float, spent: float) -> None:
+        """A step took ``seconds``, of which shadow drafts ``spent``."""
+        at = self._at
+        # Steps get shorter when drafting stops, and later windows with them.
+        self._recent += (min(seconds, 2 * self._recent or seconds) - self._recent) / RECENT
+        self._sum_steps += seconds - self._steps[at]
+        self._sum_spent += spent - self._spent[at]
+        self._steps[at], self._spent[at] = seconds, spent
+        self._at, self._count = (at + 1) % WINDOW, min(self._count + 1, WINDOW)
+
+    def drafting(self, slots: IntArray) -> None:
+        """These requests draft in this step: the next pause begins anew."""
+        self._gap[slots], self._since[slots] = FIRST_GAP, 0
+
+    def forget(self, slot: int) -> None:
+        """The request in ``slot`` has ended."""
+        self._gap[slot], self._since[slot] = FIRST_GAP, 0
+
+    def _affordable(self, seconds: float | None) -> bool:
+        if not self._count:
+            return False
+        usual = min(self._sum_steps / self._count, self._recent)
+        cost = GUESS * usual if seconds is None else seconds
+        # The oldest step leaves the window as this one enters it.
+        oldest = self._at if self._count == WINDOW else None
+        spent = self._sum_spent - (self._spent[oldest] if oldest is not None else 0.0)
+        return bool(spent + cost <= SHARE * usual * WINDOW)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deterministic simulator of the drafting cycle: given acceptances and costs, no engine.
+
+It drives a real :class:`~diffspec.adaptive_depth.policy.DepthPolicy` and compares every decision
+with the one of somebody who knows the true acceptances and the true costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from diffspec.adaptive_depth.choice import StepCost, choose, evaluate, gains_of
+from diffspec.adaptive_depth.policy import DepthPolicy, IntArray, StepTimes
+
+#: (requests, verified rows, sum of context lengths) → seconds.
+Verify = Callable[[int, int, int], float]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What things cost, in seconds.
+
+    Attributes:
+        verify: of a step.
+        draft: per draft step of a batch.
+        upkeep: per step that drafts or shadows: projecting rows, keeping working caches.
+        idle: proposing when nobody drafts.
+        gap: scheduling between steps.
+    """
+
+    name: str
+    verify: Verify
+    draft: float
+    upkeep: float
+    idle: float
+    gap: float
+
+    def step(self, requests: int, context: int) -> StepCost:
+        """Steps of so many requests."""
+
+        def verify(drafted: int) -> float:
+            return self.verify(requests, requests + drafted, context) + self.gap
+
+        def propose(deepest: int) -> float:
+            return self.upkeep + self.draft * deepest if deepest else self.idle
+
+        return StepCost(verify, propose)
+
+
+def _cpu(requests: int, rows: int, context: int) -> float:
+    # 8-layer recall target on two cores, design section 5: a step up at the second row, then flat.
+    ms = float(np.interp(rows / requests, (1, 2, 4, 6, 8), (21.7, 40.0, 42.1, 42.6, 45.5)))
+    fixed = 5.5  # of it does not read the context
+    return 1e-3 * (fixed + (ms - fixed) * context / 16384)
+
+
+def _memory_bound(requests: int, rows: int, context: int) -> float:
+    # An 8B target in half precision at 3 TB/s: weights, 128 KiB of K and V per token, little more.
+    return 16e9 / 3e12 + context * 131072 / 3e12 + 4e-6 * rows
+
+
+def _weight_bound(requests: int, rows: int, context: int) -> float:
+    # Published target-only step times on one 910B2: 64.6 ms at 32K, 81.8 ms at 128K.
+    return 1e-3 * (64.6 + (context / requests - 32768) * (81.8 - 64.6) / 98304 + 0.3 * rows)
+
+
+MACHINES = (
+    Machine("two CPU cores", _cpu, draft=0.6e-3, upkeep=1.4e-3, idle=0.1e-3, gap=0.3e-3),
+    Machine("memory-bound", _memory_bound, draft=0.5e-3, upkeep=0.4e-3, idle=0.05e-3, gap=0.4e-3),
+    Machine("weight-bound", _weight_bound, draft=2.5e-3, upkeep=1.0e-3, idle=0.1e-3, gap=1.0e-3),
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """For ``steps`` steps each request's ``a_i`` is ``first · decay^(i-1)``."""
+
+    steps: int
+    first: Sequence[float]
+    decay: float = 1.0
+
+    def rates(self, depth: int) -> FloatArray:
+        """``[b, K]``."""
+        first = np.asarray(self.first, dtype=np.float64)
+        rates: FloatArray = first[:, None] * self.decay ** np.arange(depth)
+        return rates
+
+
+@dataclass
+class Trace:
+    """What happened, per step.
+
+    Attributes:
+        depths: each ``[b]``.
+        took: seconds without noise; ``best``: seconds in which the clairvoyant would have made the
+            tokens that were expected of the step; ``shadow``: seconds of shadow drafts in it.
+    """
+
+    depths: list[IntArray] = field(default_factory=list)
+    took: list[float] = field(default_factory=list)
+    best: list[float] = field(default_factory=list)
+    shadow: list[float] = field(default_factory=list)
+
+    def efficiency(self, first: int = 0, last: int | None = None) -> float:
+        """Speed over the clairvoyant's, over some steps."""
+        return sum(self.best[first:last]) / sum(self.took[first:last])
+
+    def switches(self) -> int:
+        """How often drafting as a whole stopped or began."""
+        on = np.array([bool(depths.any()) for depths in self.depths])
+        return int(np.count_nonzero(on[1:] != on[:-1]))
+
+
+def simulate(
+    policy: DepthPolicy,
+    machine: Machine,
+    phases: Sequence[Phase],
+    *,
+    depth: int,
+    length: int,
+    noise: float = 0.03,
+    outliers: float = 0.01,
+    seed: int = 0,
+) -> Trace:
+    """Serve one batch that stays together.
+
+    Args:
+        depth: K.
+        length: context length of every request at the start, tokens.
+        noise: standard deviation of measured times, as a share of them.
+        outliers: share of steps measured, and not really, three times as long.
+    """
+    rng, trace = np.random.default_rng(seed), Trace()
+    b = len(phases[0].first)
+    slots, room = np.arange(b), np.full(b, depth)
+    lengths = np.full(b, length)
+    depths = policy.plan(slots, lengths, room).depths
+    shadows = np.zeros(b, dtype=np.int64)
+    for phase in phases:
+        rates = phase.rates(depth)
+        gains = gains_of(rates)
+        for _ in range(phase.steps):
+            context = int(lengths.sum())
+
+            seconds = machine.step(b, context)
+
+            right = np.cumprod(rng.random((b, depth)) < rates, axis=1, dtype=np.int64).sum(1)
+            accepted = np.minimum(right, depths)
+            if (drafted := depths > 0).any():
+                policy.observe(slots[drafted], depths[drafted], accepted[drafted])
+            if (at := np.flatnonzero(shadows)).size:
+                found = np.minimum(right, shadows)[at]
+                policy.observe_shadows(slots[at], shadows[at], found)
+            lengths = lengths + accepted + 1
+            now = int(depths.sum())
+            verify = machine.verify(b, b + now, context)
+            chosen = evaluate(gains, depths, seconds)
+            best = choose(gains, room, seconds)
+
+            plan = policy.plan(slots, lengths, room)
+            depths, shadows = plan.depths, plan.shadows
+            deepest = int(depths.max())
+            idle = machine.upkeep + machine.draft * deepest if deepest else machine.idle
+            secret = 0.0
+            if shadows.any():
+                more = max(int(shadows.max()) - deepest, 0)
+                secret = machine.draft * more + (0.0 if deepest else machine.upkeep)
+            trace.depths.append(depths)
+            trace.took.append(chosen.seconds + secret)
+            trace.best.append(chosen.tokens / best.rate)
+            trace.shadow.append(secret)
+            measured = StepTimes(
+                requests=b,
+                rows=b + now,
+                context=context,
+                decoding=True,
+                verify=verify,
+                propose=idle + secret,
+                draft=machine.draft * deepest,
+                gap=machine.gap,
+                depth=deepest,
+                rebuilt=False,
+                shadow=int(shadows.max()),
+            )
+            factor = 3.0 if rng.random() < outliers else 1.0
+            policy.timed(
+                replace(
+                    measured,
+                    verify=verify * factor * (1 + noise * rng.standard_normal()),
+                    propose=measured.propose * (1 + noise * rng.standard_normal()),
+                )
+            )
+    return trace

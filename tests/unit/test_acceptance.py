@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance statistics against counts of our own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffspec.adaptive_depth.acceptance import FIRST_GUESS, AcceptanceStatistics
+
+K = 4
+ONE = np.array([1])
+
+
+def feed(statistics: AcceptanceStatistics, slot: int, *steps: tuple[int, int]) -> None:
+    for drafted, accepted in steps:
+        statistics.observe(np.array([slot]), np.array([drafted]), np.array([accepted]))
+
+
+def test_nothing_seen_is_guessed_alike_at_every_position() -> None:
+    statistics = AcceptanceStatistics(2, K)
+    assert statistics.rates(ONE)[0] == pytest.approx([FIRST_GUESS] * K)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_estimates_approach_the_true_conditional_rates(rate: float) -> None:
+    statistics = AcceptanceStatistics(2, K)
+    rng = np.random.default_rng(0)
+    found = []
+    for step in range(3000):
+        accepted = int(np.cumprod(rng.random(K) < rate).sum())
+        feed(statistics, 1, (K, accepted))
+        if step > 300:
+            found.append(statistics.rates(ONE)[0])
+    mean = np.mean(found, axis=0)
+    assert mean[0] == pytest.approx(rate, abs=0.04)
+    # Deeper positions are tried less often, and lean on the one before.
+    assert mean[1:] == pytest.approx([rate] * (K - 1), abs=0.12)
+    assert statistics.process_rates()[0] == pytest.approx(rate, abs=0.08)
+
+
+def test_only_positions_that_were_reached_count() -> None:
+    statistics = AcceptanceStatistics(2, K)
+    before = statistics.rates(ONE)[0]
+    # Position 2 is rejected; 3 and 4 were drafted but say nothing.
+    for _ in range(20):
+        feed(statistics, 1, (K, 1))
+    rates = statistics.rates(ONE)[0]
+    assert rates[0] > 0.95
+    assert rates[1] < 0.1
+    assert rates[2] <= before[2], "a position nobody reached is as good as the one before it"
+    assert statistics.drafted_at.tolist() == [20] * K
+    assert statistics.accepted_at.tolist() == [20, 0, 0, 0]
+    assert statistics.drafts == 20
+
+
+def test_the_prior_of_all_requests_fades_as_a_request_shows_its_own() -> None:
+    statistics = AcceptanceStatistics(3, K)
+    for _ in range(200):
+        feed(statistics, 0, (K, K))
+    assert statistics.rates(ONE)[0, 0] > 0.9, "a new request starts where the others are"
+    seen = []
+    for _ in range(12):
+        feed(statistics, 1, (K, 0))
+        seen.append(statistics.rates(ONE)[0, 0])
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] < 0.1
+    assert statistics.rates(np.array([0]))[0, 0] > 0.9
+
+
+def test_a_turn_is_believed_after_a_few_outcomes() -> None:
+    statistics = AcceptanceStatistics(2, K)
+    for _ in range(100):
+        feed(statistics, 1, (K, 0))
+    assert statistics.rates(ONE)[0, 0] < 0.05
+    for _ in range(3):
+        statistics.observe_shadows(ONE, ONE, ONE)
+    assert statistics.rates(ONE)[0, 0] > 0.6
+    for _ in range(3):
+        feed(statistics, 1, (K, 0))
+    assert statistics.rates(ONE)[0, 0] < 0.6
+
+
+def test_shadow_drafts_are_evidence_but_no_drafts() -> None:
+    statistics = AcceptanceStatistics(2, K)
+    statistics.observe_shadows(ONE, ONE, ONE)
+    assert statistics.rates(ONE)[0, 0] > FIRST_GUESS
+    assert statistics.drafts == 0
+    assert not statistics.drafted_at.any()
+
+
+def test_forgetting_a_slot_leaves_the_others_alone() -> None:
+    statistics = AcceptanceStatistics(2, K)
+    for _ in range(30):
+        feed(statistics, 0, (K, K))
+        feed(statistics, 1, (K, 0))
+    other = statistics.rates(np.array([0]))
+    statistics.forget(1)
+    assert (statistics.rates(np.array([0])) == other).all()
+    assert statistics.rates(ONE)[0, 0] > 0.2
+    assert statistics.seen.tolist() == [30, 0]
+
+
+@given(st.lists(st.tuples(st.integers(1, K), st.integers(0, K)), max_size=60))
+def test_rates_stay_probabilities(steps: list[tuple[int, int]]) -> None:
+    statistics = AcceptanceStatistics(2, K)
+    for drafted, accepted in steps:
+        feed(statistics, 1, (drafted, min(drafted, accepted)))
+    rates = statistics.rates(np.array([0, 1]))
+    assert ((rates > 0) & (rates < 1)).all()
+
+
+def test_requests_are_learnt_from_together_as_one_by_one() -> None:
+    together, single = (AcceptanceStatistics(3, K) for _ in range(2))
+    slots, drafted, accepted = np.array([2, 0]), np.array([3, 2]), np.array([1, 2])
+    together.observe(slots, drafted, accepted)
+    for i in range(2):
+        single.observe(slots[i : i + 1], drafted[i : i + 1], accepted[i : i + 1])
+    every = np.arange(3)
+    assert together.rates(every) == pytest.approx(single.rates(every), abs=1e-2)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost model: lines that forget, tables that say what they have not seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffspec.adaptive_depth.cost import CostModel, bucket, buckets
+from diffspec.adaptive_depth.line import Line
+
+
+def test_a_line_through_noisy_samples() -> None:
+    rng, line = np.random.default_rng(0), Line()
+    for x in rng.uniform(1000, 16000, 400):
+        line.add(x, (5 + x / 1000) * (1 + 0.02 * rng.standard_normal()))
+    for x in (2000, 8000, 15000):
+        assert line.at(x) == pytest.approx(5 + x / 1000, rel=0.06)
+        assert line.knows(x)
+    assert line.spans()
+    assert line.slope() == pytest.approx(1e-3, rel=0.1)
+    assert not line.knows(40000)
+
+
+def test_samples_at_one_place_take_the_given_slope() -> None:
+    line = Line()
+    for _ in range(10):
+        line.add(8000, 20.0)
+    assert not line.spans()
+    assert line.at(8000) == pytest.approx(20)
+    assert line.at(16000, slope=1e-3) == pytest.approx(28)
+
+
+def test_outliers_and_the_first_run_hardly_move_a_line() -> None:
+    line = Line()
+    line.add(100, 900.0)  # compiles
+    for i in range(200):
+        line.add(100, 200.0 if i % 20 == 19 else 10.0)
+    assert line.at(100) == pytest.approx(10, rel=0.1)
+
+
+def test_a_lasting_change_is_followed() -> None:
+    line = Line()
+    for _ in range(200):
+        line.add(100, 10.0)
+    for _ in range(150):
+        line.add(100, 20.0)
+    assert line.at(100) == pytest.approx(20, rel=0.05)
+
+
+@given(st.integers(1, 5000))
+def test_buckets_cover_and_stay_close(count: int) -> None:
+    entry = bucket(count)
+    assert count <= entry < count * 1.125 + 1
+    assert bucket(entry) == entry
+    assert buckets(count + 1)[count] == entry
+
+
+def test_the_table_of_many_requests_is_bounded() -> None:
+    assert len({bucket(n) for n in range(1, 4097)}) < 100
+
+
+def known(model: CostModel, requests: int, rows: int, context: int, seconds: float) -> None:
+    for _ in range(60):
+        model.observe_verify(requests, rows, context, seconds)
+
+
+def test_what_was_measured_is_told_from_what_was_not() -> None:
+    model = CostModel()
+    assert model.verify(1, 1, 8000) is None
+    known(model, 1, 1, 8000, 0.020)
+    known(model, 1, 4, 8000, 0.042)
+    seen = model.verify(1, 4, 8200)
+    assert seen is not None
+    assert seen.seen
+    assert seen.seconds == pytest.approx(0.042, rel=0.02)
+    guess = model.verify(1, 2, 8000)
+    assert guess is not None
+    assert not guess.seen
+    assert guess.seconds == pytest.approx(0.020 + 0.022 / 3, rel=0.02)
+    far = model.verify(1, 4, 32000)
+    assert far is not None
+    assert not far.seen
+    other = model.verify(2, 8, 8000)
+    assert other is not None
+    assert not other.seen
+    assert other.seconds == pytest.approx(0.042, rel=0.02), "the same rows per request"
+
+
+def test_a_slope_learnt_in_one_entry_serves_the_others() -> None:
+    model = CostModel()
+    for context in range(2000, 17000, 100):
+        model.observe_verify(1, 1, context, 0.005 + context * 1e-6)
+    known(model, 1, 4, 4000, 0.030)
+    far = model.verify(1, 4, 16000)
+    assert far is not None
+    assert far.seconds == pytest.approx(0.042, rel=0.06)
+
+
+def test_seeds_give_a_shape_until_there_is_more() -> None:
+    model = CostModel()
+    for rows, seconds in ((1, 0.010), (2, 0.018), (4, 0.020)):
+        model.seed(rows, seconds)
+    first = model.verify(1, 4, 5000)
+    assert first is not None
+    assert first.seconds == pytest.approx(0.020)
+    assert not first.seen
+    known(model, 1, 4, 5000, 0.040)
+    shallower = model.verify(1, 1, 5000)
+    assert shallower is not None
+    assert shallower.seconds == pytest.approx(0.020, rel=0.02), "half of it, as without context"
+
+
+def test_one_slow_first_sample_does_not_condemn_an_entry() -> None:
+    model = CostModel()
+    known(model, 1, 1, 8000, 0.020)
+    known(model, 1, 8, 8000, 0.046)
+    model.observe_verify(1, 4, 8000, 0.500)
+    tried = model.verify(1, 4, 8000)
+    assert tried is not None
+    assert tried.seconds < 0.046
+
+
+def test_few_samples_are_taken_with_hope() -> None:
+    few, many = CostModel(), CostModel()
+    rng = np.random.default_rng(0)
+    for i in range(200):
+        seconds = 0.040 * (1 + 0.05 * rng.standard_normal())
+        many.observe_verify(1, 4, 8000, seconds)
+        if i < 5:
+            few.observe_verify(1, 4, 8000, seconds)
+    found = [model.verify(1, 4, 8000) for model in (few, many)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].seconds < found[1].seconds < 0.040
+    assert found[1].seconds == pytest.approx(0.040, rel=0.04)
+
+
+def test_proposing_by_depth_with_rebuilds_at_their_frequency() -> None:
+    model = CostModel()
+    for i in range(400):
+        depth, rebuilt = 1 + i % 4, i % 8 == 0
+        seconds = 0.001 + 0.0005 * depth + 0.004 * rebuilt
+        model.observe_propose(1, depth, seconds, chain=0.0005 * depth, rebuilt=rebuilt, shadow=0)
+    assert model.propose(1, 3) == pytest.approx(0.0025 + 0.0005, rel=0.25)
+    for _ in range(5):
+        model.observe_propose(1, 0, 0.0001, chain=0.0, rebuilt=False, shadow=0)
+        model.observe_propose(1, 0, 0.0021, chain=0.0, rebuilt=True, shadow=1)
+    assert model.propose(1, 0) == pytest.approx(0.0001)
+    assert model.shadow(1) == pytest.approx(0.002)
+
+
+def test_the_table_can_be_read() -> None:
+    model = CostModel()
+    known(model, 1, 4, 8000, 0.042)
+    (row,) = model.table()
+    assert (row["requests"], row["rows"], row["steps"]) == (1, 4, 60)
+    assert row["y"] == pytest.approx(0.042, rel=0.02)
