@@ -62,6 +62,7 @@ def _worker_rows(cls: str, platform: str) -> tuple[TouchPoint, ...]:
     rows = (
         ("init_device", "check the surface, attach to the drafter", "the runner exists from here"),
         ("initialize_from_config", "find page layouts, allocate", "KV pages exist from here"),
+        ("compile_or_warm_up_model", "time a few rows", "a first hint for the depth policy"),
         ("execute_model", "see finished and resumed requests", "a drafter never sees them"),
     )
     arguments = {
@@ -79,6 +80,31 @@ def _worker_rows(cls: str, platform: str) -> tuple[TouchPoint, ...]:
             platform=platform,
         )
         for method, what, why in rows
+    )
+
+
+def _stat_logger_rows() -> tuple[TouchPoint, ...]:
+    """What our stat logger implements; vLLM calls it in the API process."""
+    rows = (
+        ("__init__", "open the worker's channel", "vllm_config engine_indexes"),
+        ("log_engine_initialized", "create collectors in /metrics", ""),
+        (
+            "record",
+            "bring them up to the worker's numbers",
+            "scheduler_stats iteration_stats mm_cache_stats engine_idx",
+        ),
+        ("log", "write a log line a minute", ""),
+    )
+    return tuple(
+        TouchPoint(
+            f"vllm.v1.metrics.loggers:AggregateStatLoggerBase.{method}",
+            "overridden",
+            "config",
+            what,
+            "numbers of a worker have no other way into vLLM's metrics",
+            parameters=_names(f"self {arguments}"),
+        )
+        for method, what, arguments in rows
     )
 
 
@@ -147,7 +173,8 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "a worker class is the host's documented way into the worker process",
         attributes=_names(
             "worker_cls tensor_parallel_size pipeline_parallel_size data_parallel_size "
-            "prefill_context_parallel_size decode_context_parallel_size"
+            "prefill_context_parallel_size decode_context_parallel_size _api_process_count "
+            "_api_process_rank"
         ),
     ),
     TouchPoint(
@@ -158,7 +185,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "a pair that does not fit is refused before weights are loaded",
         attributes=_names(
             "get_hidden_size get_vocab_size use_mla is_hybrid uses_mrope multimodal_config "
-            "max_model_len hf_config"
+            "max_model_len hf_config served_model_name"
         ),
     ),
     TouchPoint(
@@ -176,6 +203,22 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         "tell whether vLLM would choose the V2 model runner",
         "the V2 runner has none of the proposer classes below",
     ),
+    TouchPoint(
+        "vllm.engine.arg_utils:AsyncEngineArgs",
+        "read",
+        "config",
+        "tell a server from an offline engine; see whether statistics were switched off",
+        "numbers are reported where vLLM reports its own and loads stat loggers",
+        attributes=_names("disable_log_stats"),
+    ),
+    TouchPoint(
+        "vllm.v1.engine.async_llm:load_stat_logger_plugin_factories",
+        "wrapped",
+        "config",
+        "add our stat logger for this launch",
+        "through vLLM's entry point every launch on the machine would load it",
+    ),
+    *_stat_logger_rows(),
     # -- the worker, before and after the models are loaded --
     *_worker_rows(_CPU_WORKER, "cpu"),
     TouchPoint(
@@ -206,6 +249,14 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         attributes=_names(
             "drafter effective_drafter_max_model_len input_batch max_model_len requests"
         ),
+    ),
+    TouchPoint(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run",
+        "called",
+        "load",
+        "time forward passes of 1 to K + 1 rows before serving",
+        "a first hint of what verifying costs",
+        parameters=_names("self num_tokens"),
     ),
     TouchPoint(
         "vllm.v1.attention.backend:CommonAttentionMetadata",

@@ -42,14 +42,15 @@ def launch_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engine_args(random_pair: RandomPair) -> Launch:
-    """Builds EngineArgs for the random pair: ``spec`` goes over a working speculative config."""
+    """Builds EngineArgs for the random pair: ``spec`` goes over a working speculative config, and
+    ``server`` asks for those of a server instead of an offline engine."""
 
-    def build(spec: dict[str, Any] | None = None, **flags: Any) -> Any:
-        from vllm.engine.arg_utils import EngineArgs
+    def build(spec: dict[str, Any] | None = None, *, server: bool = False, **flags: Any) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 
         base = {"method": "eagle3", "model": str(random_pair.draft), "num_speculative_tokens": 3}
         flags = {"enforce_eager": True, "max_model_len": 4096, "dtype": "float32"} | flags
-        return EngineArgs(
+        return (AsyncEngineArgs if server else EngineArgs)(
             model=str(random_pair.target), speculative_config=base | (spec or {}), **flags
         )
 

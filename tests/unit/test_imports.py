@@ -18,7 +18,7 @@ MODULES = {
 }
 #: A part may import parts further to the left, and itself.
 ORDER = (
-    ("environment", "keys", "schemas", "settings"),
+    ("environment", "keys", "metrics", "schemas", "settings", "telemetry"),
     ("compact_kv", "adaptive_depth"),
     ("retrieval",),  # scores the pages compact_kv describes
     ("proposer",),
@@ -31,7 +31,7 @@ ORDER = (
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 #: These load with every vLLM process or in tools that have no torch.
-LIGHT = ("environment", "keys", "settings", "plugin")
+LIGHT = ("environment", "keys", "metrics", "settings", "telemetry", "plugin")
 LIGHT_HOSTS = ("places", "touch_points", "unsupported", "surface")
 
 
@@ -89,6 +89,7 @@ def test_only_hosts_and_tools_import_the_host() -> None:
 
 def test_light_modules_import_nothing_heavy() -> None:
     heavy = ("torch", "vllm", "vllm_ascend", "transformers", "pydantic", "numpy")
+    heavy += ("prometheus_client",)
     light = [f"diffspec.{name}" for name in LIGHT]
     light += [f"diffspec.hosts.{name}" for name in LIGHT_HOSTS]
     wrong = [

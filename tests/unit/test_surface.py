@@ -61,8 +61,9 @@ def test_rows_are_complete_and_unique() -> None:
         assert point.what
         assert point.why
         assert re.fullmatch(r"vllm[\w.]*:\w[\w.]*", point.target)
-        # A hook whose arguments we see must say which ones it has.
-        assert point.parameters or point.kind == "read"
+        # A hook whose arguments we see must say which ones it has; this one has none.
+        without = point.name == "load_stat_logger_plugin_factories"
+        assert point.parameters or point.kind == "read" or without
 
 
 @pytest.mark.parametrize("removed", PROPOSE.parameters[1:])

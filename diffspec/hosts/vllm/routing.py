@@ -5,7 +5,7 @@ One host method is wrapped, ``EngineArgs.create_speculative_config``. It runs in
 parses the command line, before anything is loaded, and sees both the user's object and the engine
 flags, so that every conflict is reported in one message of ours before vLLM's own checks stop at
 the first. vLLM's classes stay as they are and its objects stay stock: the validated settings
-travel as one plain attribute of the speculative configuration.
+travel as one plain attribute of the speculative configuration, the place for metrics as another.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from diffspec.hosts.places import path_problem
 from diffspec.hosts.surface import HostError, require_surface
 from diffspec.hosts.unsupported import refusals
 from diffspec.hosts.vllm.facts import WORKERS, device_platform, draft_facts, flag_facts
+from diffspec.hosts.vllm.metrics_hook import connect, disconnect
 from diffspec.hosts.vllm.report import announce, start_up_lines
 from diffspec.keys import asks_for_diffspec, normalise
 from diffspec.settings import ConfigError, DiffSpecSettings, split_keys
@@ -46,6 +47,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        disconnect()
         raw = getattr(self, "speculative_config", None)
         ours, rest = split_keys(raw) if isinstance(raw, Mapping) else ({}, {})
         if not ours:
@@ -109,6 +111,7 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
     if problems or settings_or_none is None:
         raise ConfigError(*problems)
     _activate(config, parallel, settings_or_none, window, target.max_model_len)
+    connect(engine_args, config, parallel)
     return config
 
 

@@ -15,9 +15,11 @@ import vllm
 from diffspec.hosts.surface import HostError, require_surface
 from diffspec.hosts.unsupported import refusals
 from diffspec.hosts.vllm.facts import worker_facts
+from diffspec.hosts.vllm.metrics_hook import channel_of
 from diffspec.hosts.vllm.sampling_fix import install
 from diffspec.hosts.vllm.session import DiffSpecSession
 from diffspec.settings import ConfigError, DiffSpecSettings
+from diffspec.telemetry import ChannelWriter
 
 logger = logging.getLogger("vllm.diffspec")
 
@@ -48,8 +50,11 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
     if problems := refusals(worker_facts(worker.vllm_config), ("config",)):
         raise ConfigError(*problems)
     install(vllm.__version__, worker.device.type, rejection_sampler)
-    payload = worker.vllm_config.speculative_config.diffspec
-    return DiffSpecSession(drafter, runner, DiffSpecSettings.from_payload(payload), memory=memory)
+    config = worker.vllm_config.speculative_config
+    settings = DiffSpecSettings.from_payload(config.diffspec)
+    session = DiffSpecSession(drafter, runner, settings, memory=memory)
+    session.telemetry = ChannelWriter(channel_of(config))  # type: ignore[attr-defined]
+    return session
 
 
 class AttachesDiffSpec:
@@ -79,6 +84,12 @@ class AttachesDiffSpec:
         """Allocate the KV cache as usual, then take the draft's pages."""
         super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         self.diffspec.bind_pages(kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as usual, then measure what verifying a few rows takes."""
+        result = super().compile_or_warm_up_model()  # type: ignore[misc]
+        self.diffspec.sweep()
+        return result
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Learn who left before the step runs."""
