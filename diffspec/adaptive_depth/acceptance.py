@@ -44,13 +44,14 @@ class AcceptanceStatistics:
         seen: ``[slots]``, first positions a slot's request has tried.
         drafted_at, accepted_at: ``[K]``, tokens drafted and accepted at each position so far, of
             all requests: the unconditional rates are their quotients over the drafts.
+        turns: how often the text was found to have changed.
         drafts: steps of requests that drafted at least one token.
     """
 
     def __init__(self, slots: int, depth: int) -> None:
         self.depth = depth
         self.seen = np.zeros(slots, dtype=np.int64)
-        self.drafts = 0
+        self.drafts = self.turns = 0
         self.drafted_at = np.zeros(depth, dtype=np.int64)
         self.accepted_at = np.zeros(depth, dtype=np.int64)
         self._hits = np.zeros((slots, depth))
@@ -82,22 +83,24 @@ class AcceptanceStatistics:
     def process_rates(self) -> FloatArray:
         """``a_i`` ``[K]`` of all requests."""
         if self._process is None:
-            rates, before = np.empty(self.depth), FIRST_GUESS
-            for i in range(self.depth):
-                trials = self._all_trials[i] + GUESS_WEIGHT
-                before = rates[i] = (self._all_hits[i] + GUESS_WEIGHT * before) / trials
-            self._process = rates
+            rates, before = [], FIRST_GUESS
+            for hits, trials in zip(
+                self._all_hits.tolist(), self._all_trials.tolist(), strict=True
+            ):
+                before = (hits + GUESS_WEIGHT * before) / (trials + GUESS_WEIGHT)
+                rates.append(before)
+            self._process = np.array(rates)
         return self._process
 
     def rates(self, slots: IntArray) -> FloatArray:
         """``a_i`` ``[m, K]`` of the requests in ``slots`` ``[m]``, each in (0, 1)."""
         process = self.process_rates()
-        weight = np.maximum(PRIOR_LEAST, PRIOR_WEIGHT / (1 + self.seen[slots] / PRIOR_FADE))
+        weight = self._weight(slots)
         hits, trials = self._hits[slots], self._trials[slots]
         rates, shift = np.empty_like(hits), np.zeros(len(slots))
         for i in range(self.depth):
             # A request that differs from the others at one position differs at the next one too.
-            prior = np.clip(process[i] + shift, 0.01, 0.99)
+            prior = np.minimum(np.maximum(process[i] + shift, 0.01), 0.99)
             rates[:, i] = (hits[:, i] + weight * prior) / (trials[:, i] + weight)
             shift = rates[:, i] - process[i]
         return rates
@@ -106,6 +109,11 @@ class AcceptanceStatistics:
         """The request in ``slot`` has ended."""
         self.seen[slot] = self._run[slot] = 0
         self._hits[slot] = self._trials[slot] = 0
+
+    def _weight(self, slots: IntArray) -> FloatArray:
+        """Pseudo trials ``[m]`` of the prior."""
+        weight: FloatArray = PRIOR_WEIGHT / (1 + self.seen[slots] / PRIOR_FADE)
+        return np.maximum(PRIOR_LEAST, weight)
 
     def _learn(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         self._watch_runs(slots, accepted > 0)
@@ -127,10 +135,12 @@ class AcceptanceStatistics:
         """Where first positions turn out, again and again, as they should not, believe the new."""
         run = self._run[slots]
         run = np.where(hit, np.maximum(run, 0) + 1, np.minimum(run, 0) - 1)
-        rate = self.rates(slots)[:, 0]
+        weight, prior = self._weight(slots), float(self.process_rates()[0])
+        rate = (self._hits[slots, 0] + weight * prior) / (self._trials[slots, 0] + weight)
         likelihood = np.where(hit, rate, 1 - rate) ** np.abs(run)
         changed = (likelihood < SURPRISE) & (np.abs(run) > 1) & (self._trials[slots, 0] > 2)
         if changed.any():
+            self.turns += 1
             at, length = slots[changed], np.abs(run[changed])
             # This outcome is counted by the caller; what came before the run is all but dropped.
             self._trials[at, 0] = length - 1

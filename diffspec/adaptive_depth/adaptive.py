@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,8 @@ SWITCH, RESUME = 1.01, 1.03
 NEW = 4
 #: Steps between two looks at a step without drafts that is not known, and at one that is.
 LOOK, LOOK_AGAIN = 4, 256
+#: Steps for which a choice holds, unless requests come or go or a text is found to have changed.
+HOLD = 4
 #: Drafting is tried for one step every :data:`LOOK_AGAIN` if it promises at least this share of
 #: the speed without drafts: what a verification costs may have changed since.
 NEARLY = 0.85
@@ -76,6 +79,9 @@ class AdaptiveDepth:
         self._last = np.full(slots, -1, dtype=np.int64)
         self._steps = self._looked = self._tried = 0
         # Slots whose pause stands until there is news of them, and since when.
+        self._held: Plan | None = None
+        self._held_slots = np.zeros(0, dtype=np.int64)
+        self._held_at = self._held_turns = 0
         self._paused: IntArray | None = None
         self._paused_at = 0
 
@@ -112,6 +118,11 @@ class AdaptiveDepth:
             spent = cost.shadow(times.shadow) or 0.0
         self.shadows.step(times.verify + times.propose + (times.gap or 0.0), spent)
 
+    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+        """See :meth:`DepthPolicy.rested`."""
+        self._steps += steps
+        self.shadows.rested(slots, steps, seconds)
+
     def seed(self, rows: int, seconds: float) -> None:
         """See :meth:`DepthPolicy.seed`."""
         self.cost.seed(rows, seconds)
@@ -121,7 +132,7 @@ class AdaptiveDepth:
         self.acceptance.forget(slot)
         self.shadows.forget(slot)
         self._last[slot] = -1
-        self._paused = None
+        self._paused = self._held = None
 
     def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
         """See :meth:`DepthPolicy.plan`."""
@@ -131,6 +142,8 @@ class AdaptiveDepth:
         self._steps += 1
         if self._still_paused(slots):
             return self._done(slots, none, room)
+        if (plan := self._still_held(slots, room)) is not None:
+            return plan
         caps = self._caps(slots, lengths, room)
         if (cost := self._cost(len(slots), int(lengths.sum()))) is None:
             depths = caps if self.limits.allowed is None else np.minimum(room, self._start(caps))
@@ -145,6 +158,11 @@ class AdaptiveDepth:
         if not choice.depths.any():
             self._paused, self._paused_at = slots.copy(), self._steps
         return self._done(slots, choice.depths, room)
+
+    def gauges(self, requests: int, context: int) -> Mapping[str, float]:
+        """See :meth:`DepthPolicy.gauges`."""
+        first = float(self.acceptance.process_rates()[0])
+        return {"acceptance_first": first, "break_even": self.break_even(requests, context)}
 
     def break_even(self, requests: int, context: int) -> float:
         """Acceptance per token from which drafting beats not drafting; NaN while unknown.
@@ -229,9 +247,23 @@ class AdaptiveDepth:
         if self._steps - self._tried < LOOK_AGAIN:
             return None
         self._tried = self._steps
-        depths = self.limits.allowed or tuple(range(1, self.limits.depth + 1))
-        best = choose_uniform(gains, caps, cost, tuple(d for d in depths if d))
+        depths = self.limits.allowed or range(1, self.limits.depth + 1)
+        if not (positive := tuple(d for d in depths if d)):
+            return None
+        best = choose_uniform(gains, caps, cost, positive)
         return best if best.rate >= NEARLY * zero.rate else None
+
+    def _still_held(self, slots: IntArray, room: IntArray) -> Plan | None:
+        """The last plan, if everybody drafted and nothing speaks against doing so again."""
+        if (
+            self._held is None
+            or self._steps - self._held_at >= HOLD
+            or self._held_turns != self.acceptance.turns
+            or not np.array_equal(self._held_slots, slots)
+            or (room < self._held.depths).any()
+        ):
+            return None
+        return self._held
 
     def _still_paused(self, slots: IntArray) -> bool:
         """Whether the same requests drafted nothing in the last step and nothing is new; looked
@@ -241,6 +273,13 @@ class AdaptiveDepth:
             and self._steps - self._paused_at < LAST_GAP
             and np.array_equal(self._paused, slots)
         )
+
+    def _rest(self, slots: IntArray) -> int:
+        """Steps, this one included, until a look at these paused requests is due."""
+        if self._paused is None:
+            return 0
+        looked = LAST_GAP - (self._steps - self._paused_at)
+        return min(looked, self.shadows.until_due(slots))
 
     def _must_look(self, slots: IntArray, lengths: IntArray, choice: Choice) -> bool:
         """Whether this step should draft nothing, only to see what such a step costs."""
@@ -256,8 +295,17 @@ class AdaptiveDepth:
     def _done(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
         self._last[slots] = depths
         idle = depths == 0
+        if not idle.any():
+            self._held, self._held_slots = Plan(depths, idle.astype(np.int64)), slots.copy()
+            self._held_at, self._held_turns = self._steps, self.acceptance.turns
+            self.shadows.drafting(slots)
+            return self._held
+        self._held = None
         self.shadows.drafting(slots[~idle])
         shadows = np.zeros_like(depths)
+        if idle.all() and (rest := self._rest(slots)) > 0:
+            self.shadows.rested(slots, 1)
+            return Plan(depths, shadows, rest=rest - 1)
         if idle.any():
             # A draft whose first token is often right may be right further on, too.
             first = self.acceptance.rates(slots[idle])[:, 0]

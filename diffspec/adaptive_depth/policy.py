@@ -8,6 +8,7 @@ answers with one depth per request. :class:`FixedDepth` always drafts ``num_spec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,11 +28,14 @@ class Plan:
         shadows: ``[m]``, tokens to draft that are only compared with what the target says next;
             0 where a depth is above 0.
         measuring: whether depths are 0 only to learn what a step without drafts costs.
+        rest: for so many steps more nothing would be planned for these requests, as long as the
+            batch consists of them; no plan has to be asked for meanwhile.
     """
 
     depths: IntArray
     shadows: IntArray
     measuring: bool = False
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,10 @@ class DepthPolicy(Protocol):
             room: ``[m]``, most tokens each may draft: K, or less near the end of its context.
         """
 
+    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+        """Requests ``[m]`` had ``steps`` steps of ``seconds`` each without a plan; see
+        :attr:`Plan.rest`."""
+
     def timed(self, times: StepTimes) -> None:
         """Learn what a step took."""
 
@@ -98,6 +106,14 @@ class DepthPolicy(Protocol):
 
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
+
+    def gauges(self, requests: int, context: int) -> Mapping[str, float]:
+        """What it believes, by flat key of ``diffspec.metrics``, about a step of ``requests``
+        requests of ``context`` tokens in all."""
+
+
+#: Steps between two looks at whether depth 0 is still wanted.
+_FIXED_REST = 32
 
 
 class FixedDepth:
@@ -114,7 +130,11 @@ class FixedDepth:
 
     def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
         """The same depth ``[m]`` for each request."""
-        return Plan(np.minimum(room, self.depth), np.zeros_like(slots))
+        rest = 0 if self.depth else _FIXED_REST
+        return Plan(np.minimum(room, self.depth), np.zeros_like(slots), rest=rest)
+
+    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+        """Nothing to learn."""
 
     def timed(self, times: StepTimes) -> None:
         """Nothing to learn."""
@@ -124,3 +144,7 @@ class FixedDepth:
 
     def forget(self, slot: int) -> None:
         """Nothing was kept."""
+
+    def gauges(self, requests: int, context: int) -> Mapping[str, float]:
+        """It believes nothing."""
+        return {}

@@ -48,9 +48,22 @@ class ShadowDrafts:
         self._since[slots] += 1
         waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._gap[slots]
         if waiting.any() and not self._affordable(seconds):
+            self._since[slots[waiting]] = self._gap[slots[waiting]] - FIRST_GAP
             waiting[:] = False
         self._since[slots[waiting]] = 0
         return waiting
+
+    def until_due(self, slots: IntArray) -> int:
+        """Steps without drafts until the first of ``slots`` ``[m]`` is due; 0 if the next is."""
+        return max(0, int((self._gap[slots] - self._since[slots]).min()) - 1)
+
+    def rested(self, slots: IntArray, steps: int, seconds: float | None = None) -> None:
+        """``slots`` ``[m]`` had ``steps`` steps without drafts that were not asked about; they took
+        ``seconds`` each, if they were not counted otherwise."""
+        self._since[slots] += steps
+        if seconds is not None:
+            for _ in range(steps):
+                self.step(seconds, 0.0)
 
     def observe(self, slots: IntArray, hit: npt.NDArray[np.bool_]) -> None:
         """What became of shadow drafts ``[m]``."""

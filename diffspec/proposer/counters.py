@@ -26,7 +26,6 @@ class Counters:
         scheduled, accepted: drafted tokens as the host scheduled them, and as it accepted them.
         rebuilds: working caches gathered anew, first ones included.
         retrievals: rebuilds for which the target's keys were scored.
-        rows_changed: working-cache rows that retrievals replaced, in whole chunks.
         shadows, shadow_hits: tokens drafted in secret, and those that turned out right.
         seconds: by part of a step; ``retrieve`` includes rebuilding.
     """
@@ -38,7 +37,6 @@ class Counters:
     accepted: int = 0
     rebuilds: int = 0
     retrievals: int = 0
-    rows_changed: int = 0
     shadows: int = 0
     shadow_hits: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -49,7 +47,7 @@ class Counters:
         return cls(depths=np.zeros(depth + 1, dtype=np.int64))
 
     def flat(self) -> Mapping[str, float]:
-        """All of them, under the keys of ``diffspec.metrics``."""
+        """What is reported of them, under the keys of ``diffspec.metrics``."""
         return {
             **{f"depth/{k}": float(n) for k, n in enumerate(self.depths.tolist())},
             **{f"zero/{reason}": float(n) for reason, n in self.zero.items()},
@@ -60,5 +58,4 @@ class Counters:
             "shadow_hit": float(self.shadow_hits),
             "retrievals": float(self.retrievals),
             "rebuilds": float(self.rebuilds),
-            "rows_changed": float(self.rows_changed),
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,6 +75,13 @@ class DraftingCycle:
         self._canonical: CanonicalCache | None = None
         self._step: StepTimes | None = None
         self._shadow_depth = 0
+        # How long nothing would be planned, for whom, since when, and how long it has been so.
+        self._rest = self._rested = 0
+        self._rest_slots = np.zeros(0, dtype=np.int64)
+        self._rest_began = 0.0
+        # Requests and tokens of the last step; how much of a selection stays, lately.
+        self._load = (0, 0)
+        self._stability = float("nan")
 
     @property
     def bound(self) -> bool:
@@ -117,6 +125,7 @@ class DraftingCycle:
 
     def run(self, batch: StepBatch) -> list[list[int]]:
         """Ingest the step's rows and draft; returns token ids per request, empty where none."""
+        self._wake()
         drafts: list[list[int]] = [[] for _ in batch.request_ids]
         faults = self.faults.total
         before = self.counters.rebuilds, self.counters.seconds["draft"]
@@ -135,7 +144,50 @@ class DraftingCycle:
         elif work is not None:
             self.counters.zero["fault"] += len(work.members)
         self._note(batch, drafts, *before)
+        self._rest_began = time.perf_counter()
         return drafts
+
+    def numbers(self) -> dict[str, float]:
+        """Everything there is to report, by flat key of ``diffspec.metrics``; may wait for the
+        device, so not to be asked for in every step."""
+        self._wake()
+        held = self.slots.end != NOTHING
+        return {
+            **self.counters.flat(),
+            **self.faults.flat(),
+            **(self.policy.gauges(*self._load) if self._load[0] else {}),
+            "rows_changed": float(self.working_set.rows_changed),
+            "stability": self._stability,
+            "working_tokens": float(self.slots.rows[held].sum()),
+            "slots_used": float(len(self.slots)),
+            "off": float(self.faults.gave_up),
+        }
+
+    def rests(self, request_ids: Sequence[str]) -> bool:
+        """Whether a step of these requests without drafts, one row each, needs no :meth:`run`: its
+        rows may be given to :meth:`rest`."""
+        return self._rest > 0 and request_ids == self.slots.last_ids
+
+    def rest(self, token_ids: Tensor, features: Tensor, slots: Tensor) -> bool:
+        """Put aside one row of each request, see :class:`PendingRows`; False, and nothing is done,
+        if :meth:`run` has to be called all the same."""
+        if self._pending is None or not self._pending.put(token_ids, features, slots):
+            return False
+        self._rest -= 1
+        self._rested += 1
+        return True
+
+    def _wake(self) -> None:
+        """Make up for what was not counted while resting."""
+        steps, self._rest, self._rested = self._rested, 0, 0
+        if not steps:
+            return
+        passed = time.perf_counter() - self._rest_began
+        requests = len(self._rest_slots)
+        self.counters.depths[0] += steps * requests
+        self.counters.zero["no_gain"] += steps * requests
+        self.counters.seconds["verify"] += passed
+        self.policy.rested(self._rest_slots, steps, passed / steps)
 
     def timed(self, *, verify: float, propose: float, gap: float | None) -> None:
         """What the host measured of the step that :meth:`run` just ended, in seconds; see
@@ -151,6 +203,7 @@ class DraftingCycle:
 
     def finished(self, request_id: str) -> None:
         """Free what a finished or aborted request held."""
+        self._wake()
         slot = self.slots.release(request_id)
         if slot >= 0:
             self.policy.forget(slot)
@@ -214,7 +267,7 @@ class DraftingCycle:
         members = members[np.argsort(slots[members])]  # neighbouring slots are used in place
         # The last position a token may take is max_model_len - 1; the next one is not drafted.
         room = self.geometry.max_model_len - 1 - batch.lengths[members]
-        room = np.clip(room, 0, self.geometry.depth)
+        left, room = room, np.clip(room, 0, self.geometry.depth)
         plan = self.policy.plan(slots[members], batch.lengths[members], room)
         depths = np.minimum(plan.depths, room)
         chains = np.where(depths > 0, depths, np.minimum(plan.shadows, room))
@@ -225,6 +278,8 @@ class DraftingCycle:
         )
         keep = chains > 0
         if not keep.any():
+            if plan.rest and len(members) == len(batch.request_ids) and left.min() > plan.rest:
+                self._rest, self._rest_slots = plan.rest, slots[members]
             return None
         return _Work(members[keep], depths[keep], chains[keep])
 
@@ -233,14 +288,15 @@ class DraftingCycle:
         begin, lost = time.perf_counter(), batch.slots
         try:
             pending = self._pending
-            if wait and pending and batch.drafting.all() and pending.put(batch):
+            rows = batch.token_ids, batch.features, batch.slots
+            if wait and pending and batch.drafting.all() and pending.put(*rows):
                 return None
             if pending and pending.count:
                 tokens, features, slots = pending.take()
                 lost = torch.cat((slots, batch.slots))
                 self._write(tokens, features, slots)
                 lost = batch.slots
-            return self._write(batch.token_ids, batch.features, batch.slots)
+            return self._write(*rows)
         except Exception as error:
             self.lost(lost, error)
             return None
@@ -271,14 +327,16 @@ class DraftingCycle:
         ).tolist()
         self.counters.seconds["draft"] += time.perf_counter() - begin
         if rebuilt.size:  # the device has just been waited for
-            self.interval.selected(rebuilt, self.working_set.kept(rebuilt))
+            kept = self.working_set.kept(rebuilt)
+            self.interval.selected(rebuilt, kept)
+            self._stability = float(kept.mean())
         for index, row, depth in zip(members, tokens, depths, strict=True):
             drafts[index] = row[:depth]
         if (secret := np.flatnonzero(depths == 0)).size:
-            kept = [tokens[i][: chains[i]] for i in secret]
+            secrets = [tokens[i][: chains[i]] for i in secret]
             self.counters.shadows += int(chains[secret].sum())
             self._shadow_depth = int(chains[secret].max())
-            self.slots.keep_shadows(at[secret], batch.lengths[members[secret]], kept)
+            self.slots.keep_shadows(at[secret], batch.lengths[members[secret]], secrets)
         self.counters.drafted += int(depths.sum())
 
     def _refresh(
@@ -334,10 +392,11 @@ class DraftingCycle:
             depths[batch.drafting], minlength=len(self.counters.depths)
         )
         kept = int((batch.accepted + 1)[batch.drafting].sum())
+        self._load = len(drafts), int(batch.lengths.sum())
         self._step = StepTimes(
-            requests=len(drafts),
+            requests=self._load[0],
             rows=int(batch.drafted.sum()) + len(drafts),
-            context=int(batch.lengths.sum()),
+            context=self._load[1],
             decoding=bool(batch.drafting.all()) and kept == int(batch.row_starts[-1]),
             verify=0.0,
             propose=0.0,

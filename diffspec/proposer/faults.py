@@ -26,6 +26,14 @@ class FaultLog:
         """Faults of all kinds so far."""
         return self.counts.total()
 
+    def flat(self) -> dict[str, float]:
+        """Faults under the keys of ``diffspec.metrics``."""
+        known = {"ingesting verified rows": "ingest", "drafting": "draft"}
+        found = {"faults/ingest": 0.0, "faults/draft": 0.0, "faults/other": 0.0}
+        for kind, count in self.counts.items():
+            found[f"faults/{known.get(kind, 'other')}"] += count
+        return found
+
     def record(self, kind: str, error: BaseException) -> None:
         """Count a fault; the first of its kind and exception class is logged with traceback."""
         self.counts[kind] += 1

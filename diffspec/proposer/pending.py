@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffspec.proposer.batch import StepBatch
-
 
 class PendingRows:
     """A buffer of rows, allocated once.
@@ -34,14 +32,20 @@ class PendingRows:
         """Bytes held for good."""
         return self._features.nbytes + self._tokens.nbytes + self._slots.nbytes
 
-    def put(self, batch: StepBatch) -> bool:
-        """Put a step's rows aside; False, and nothing is done, if there is no room."""
-        first, last = self.count, self.count + batch.token_ids.shape[0]
+    def put(self, token_ids: Tensor, features: Tensor, slots: Tensor) -> bool:
+        """Put a step's rows aside; False, and nothing is done, if there is no room.
+
+        Args:
+            token_ids: ``[n]``, the token after each row's position.
+            features: ``[n, width]``.
+            slots: ``[n]``, host slots, any integer type.
+        """
+        first, last = self.count, self.count + token_ids.shape[0]
         if last > self._tokens.shape[0]:
             return False
-        self._features[first:last].copy_(batch.features)
-        self._tokens[first:last].copy_(batch.token_ids)
-        self._slots[first:last].copy_(batch.slots)
+        self._features[first:last].copy_(features)
+        self._tokens[first:last].copy_(token_ids)
+        self._slots[first:last].copy_(slots)
         self.count = last
         return True
 

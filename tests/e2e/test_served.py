@@ -73,7 +73,8 @@ def test_concurrent_requests_of_mixed_lengths(server: Server) -> None:
         )
         counted = client.spec_counters() - before
     assert answers == [list(p.continuation_ids)[:TOKENS] for p in prompts]
-    assert min(counted.per_position) >= 0.95
+    # How deep to draft is the policy's business; what is drafted is right.
+    assert counted.accepted >= 0.95 * counted.draft_tokens > 0
 
 
 def test_a_request_without_temperature_samples_and_is_right(server: Server) -> None:
@@ -104,8 +105,6 @@ def summed(server: Server) -> dict[str, float]:
     return totals
 
 
-# Wants a session that writes its counters to ``session.telemetry`` after each step.
-@pytest.mark.xfail(reason="the session publishes no numbers yet", strict=True)
 def test_the_metrics_agree_with_vllms_own(server: Server) -> None:
     prompt = make_recall_prompt(1000, seed=4)
     with Client(server) as client:

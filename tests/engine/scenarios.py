@@ -25,6 +25,9 @@ def _diffspec(pair: str, k: int, **keys: Any) -> dict[str, Any]:
         "model": f"{pair}/draft",
         "num_speculative_tokens": k,
         "draft_context_policy": "diffspec",
+        # On these small models a draft costs as much as it saves: what is drafted must not depend
+        # on how fast this machine is.
+        "diffspec_adaptive_profile": False,
         **keys,
     }
 

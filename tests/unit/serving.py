@@ -108,6 +108,8 @@ class ScriptedDepth(FixedDepth):
         self.by_slot = np.full(slots, depth, dtype=np.int64)
         self.shadow_by_slot = np.zeros(slots, dtype=np.int64)
         self.observed: list[tuple[int, int, int]] = []
+        self.rest_steps = 0
+        self.rested_steps = 0
         self.observed_shadows: list[tuple[int, int, int]] = []
         self.forgotten: list[int] = []
 
@@ -120,7 +122,12 @@ class ScriptedDepth(FixedDepth):
 
     def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
         depths = self.by_slot[slots]
-        return Plan(depths, np.where(depths > 0, 0, self.shadow_by_slot[slots]))
+        shadows = np.where(depths > 0, 0, self.shadow_by_slot[slots])
+        return Plan(depths, shadows, rest=self.rest_steps)
+
+    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+        assert seconds > 0
+        self.rested_steps += steps
 
     def forget(self, slot: int) -> None:
         self.forgotten.append(slot)
@@ -264,8 +271,18 @@ class Host:
         self.rebuilt.clear()
         self.policy.observed.clear()
         self.policy.observed_shadows.clear()
+        single = len(batch.token_ids) == len(rows) and not batch.drafted.any()
         with around:
-            drafts = self.cycle.run(batch)
+            # As a session does: a step of one row each may need no cycle at all.
+            if (
+                single
+                and batch.drafting.all()
+                and self.cycle.rests(batch.request_ids)
+                and self.cycle.rest(batch.token_ids, batch.features, batch.slots)
+            ):
+                drafts: list[list[int]] = [[] for _ in rows]
+            else:
+                drafts = self.cycle.run(batch)
         for row, draft in zip(rows, drafts, strict=True):
             row.request.drafts = draft
         return rows, drafts

@@ -343,6 +343,25 @@ def test_rows_wait_while_nobody_drafts_and_are_there_when_somebody_does() -> Non
     assert serving.oracle.check_canonical() == before + 7 + 4
 
 
+def test_resting_steps_need_no_plan_and_lose_nothing() -> None:
+    serving = Serving(Shape(waiting=8))
+    one, two = serving.prefilled(40, 40)
+    policy, cycle = serving.host.policy, serving.host.cycle
+    policy.by_slot[:], policy.rest_steps = 0, 3
+    for _ in range(6):
+        serving.step((one, 0), (two, 0))
+    # Of every four steps three are not planned for; the sixth one is in its second rest.
+    assert policy.rested_steps == 3
+    policy.by_slot[:], policy.rest_steps = 3, 0
+    three = serving.join(10)
+    assert [len(d) for d in serving.step((one, 0), (two, 0), (three, 10))] == [3, 3, 3]
+    assert policy.rested_steps == 4
+    serving.oracle.check_canonical()
+    counters = cycle.counters
+    assert counters.zero["no_gain"] == 12
+    assert counters.depths.tolist() == [12, 0, 0, 5]
+
+
 def test_rows_that_waited_are_lost_with_the_step_that_fails_to_write_them() -> None:
     serving = Serving(Shape(page=4))
     (one,) = serving.prefilled(40)

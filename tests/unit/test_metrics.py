@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
 from diffspec.cli.dashboard import dashboard, expression
 from diffspec.metrics import METRICS, PREFIX, increase, layout
-from diffspec.proposer.counters import Counters
+from tests.unit.serving import Host, Shape
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAMES = {PREFIX + metric.name for metric in METRICS}
@@ -40,7 +41,15 @@ def test_the_number_of_series_is_bounded_by_the_depth() -> None:
 
 
 def test_the_keys_of_the_proposer_are_those_of_the_table() -> None:
-    assert set(Counters.of_depth(5).flat()) <= set(layout(5))
+    shape = Shape()
+    host = Host(shape)
+    beliefs = AdaptiveDepth(1, DepthLimits(shape.depth)).gauges(1, 100)
+    assert set(host.cycle.numbers()) | set(beliefs) == set(layout(shape.depth))
+    host.cycle.faults.record("drafting", RuntimeError())
+    host.cycle.faults.record("planning", RuntimeError())
+    found = host.cycle.numbers()
+    faults = [found[f"faults/{kind}"] for kind in ("draft", "ingest", "other")]
+    assert faults == [1, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,12 @@ from diffspec.proposer.batch import IntArray, StepBatch
 from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.head import DraftHead
 from diffspec.settings import DiffSpecSettings
+from diffspec.telemetry import ChannelWriter
 
 logger = logging.getLogger("vllm.diffspec")
+
+#: Seconds between two reports of the numbers while requests run; every end of one is reported.
+PUBLISH_S = 1.0
 
 _ATTACHED = "_diffspec_session"
 _BOUND = ("propose", "prepare_inputs", "prepare_next_token_ids_cpu", "load_model", "dummy_run")
@@ -60,7 +64,9 @@ class DiffSpecSession:
         self._kept: Tensor | None = None
         self._target: Any = None
         # When the running step began and the last one ended, in seconds; 0 before the first.
-        self._begun = self._ended = 0.0
+        self._begun = self._ended = self._published = 0.0
+        #: Where the numbers go; the worker puts the launch's own in its place.
+        self.telemetry = ChannelWriter(None)
         self._lift_length_limit()
 
     @property
@@ -84,6 +90,7 @@ class DiffSpecSession:
         delattr(self.drafter, _ATTACHED)
         if self._tap is not None:
             self._tap.remove()
+        self.telemetry.close()
 
     # Hooks in the order the host calls them.
 
@@ -219,8 +226,19 @@ class DiffSpecSession:
             return
         for request_id in scheduler_output.finished_req_ids:
             self._cycle.finished(request_id)
+        if scheduler_output.finished_req_ids or self._begun - self._published > PUBLISH_S:
+            self._publish()
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._cycle.slots.drop(request_id)
+
+    def _publish(self) -> None:
+        self._published = self._begun
+        if not self.telemetry.open:
+            return
+        try:
+            self.telemetry.write(self.cycle.numbers())
+        except Exception as error:
+            self.cycle.faults.record("reporting", error)
 
     def prepare_next_token_ids_cpu(
         self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
@@ -263,13 +281,17 @@ class DiffSpecSession:
     ) -> list[list[int]]:
         """Draft for the whole batch; never raises."""
         begin, gap = time.perf_counter(), self._begun - self._ended
+        count = common_attn_metadata.num_reqs
+        if self._rest(target_hidden_states, next_token_ids, common_attn_metadata):
+            self._ended = time.perf_counter()
+            return [[] for _ in range(count)]
         try:
             batch = self._batch(
                 target_token_ids, target_hidden_states, next_token_ids, common_attn_metadata
             )
         except Exception as error:
             self.cycle.lost(common_attn_metadata.slot_mapping, error)
-            return [[] for _ in range(common_attn_metadata.num_reqs)]
+            return [[] for _ in range(count)]
         drafts = self.cycle.run(batch)
         self._ended = time.perf_counter()
         verify = begin - self._begun
@@ -278,6 +300,18 @@ class DiffSpecSession:
             verify=verify, propose=self._ended - begin, gap=gap if gap < verify else None
         )
         return drafts
+
+    def _rest(self, features: Tensor, next_token_ids: Tensor, metadata: Any) -> bool:
+        """Whether the step was one of those that only put their rows aside."""
+        b, cycle = metadata.num_reqs, self.cycle
+        if self._drafted is not None or metadata.num_actual_tokens != b or not all(self._sampled):
+            return False
+        if not cycle.rests(self.runner.input_batch.req_ids[:b]):
+            return False
+        if not cycle.rest(next_token_ids[:b], features[:b], metadata.slot_mapping[:b]):
+            return False
+        self.tap.saw(b)  # asked once per step
+        return True
 
     def _batch(
         self, token_ids: Tensor, features: Tensor, next_token_ids: Tensor, metadata: Any

@@ -53,7 +53,7 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
     config = worker.vllm_config.speculative_config
     settings = DiffSpecSettings.from_payload(config.diffspec)
     session = DiffSpecSession(drafter, runner, settings, memory=memory)
-    session.telemetry = ChannelWriter(channel_of(config))  # type: ignore[attr-defined]
+    session.telemetry = ChannelWriter(channel_of(config))
     return session
 
 
