@@ -118,16 +118,15 @@ def test_a_draft_that_turns_bad_and_good_again(machine: Machine, seed: int) -> N
 def test_requests_that_differ_get_different_depths() -> None:
     trace = run(WEIGHT_BOUND, Phase(600, [0.95, 0.1, 0.6, 0.0]))
     good, bad, middling, wrong = np.mean(trace.depths[100:], axis=0)
-    assert good > middling > bad >= wrong
-    assert wrong < 1
+    assert good >= middling > 4
+    assert 1 > bad >= wrong
 
 
 def test_long_contexts_start_cautiously() -> None:
     limits = DepthLimits(5, long_context=50_000, long_depth=2)
-    policy = AdaptiveDepth(1, limits)
-    slots, room = np.array([0]), np.array([5])
-    assert policy.plan(slots, np.array([60_000]), room).depths.tolist() == [2]
-    assert policy.plan(slots, np.array([40_000]), room).depths.tolist() == [5]
+    policy = AdaptiveDepth(2, limits)
+    slots, room = np.array([0, 1]), np.array([5, 5])
+    assert policy.plan(slots, np.array([60_000, 40_000]), room).depths.tolist() == [2, 5]
     trace = run(WEIGHT_BOUND, Phase(300, [0.95]), length=60_000, limits=limits)
     assert max(depths[0] for depths in trace.depths[:2]) == 2
     assert np.mean(trace.depths[50:]) > 4, "evidence ends the caution"
