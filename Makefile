@@ -2,7 +2,7 @@
 #   make test                       lint, types, all tests (CPU only)
 #   make demo [QUICK=1] [TEXT=FILE] [OUT=dir]    tables and demo.png, into build/demo
 #   make matrix                     identity and acceptance at full size, into evidence/
-#   make bench [OUT=dir]            speed, about an hour on an otherwise idle machine
+#   make bench [OUT=dir]            speed, some two hours on an otherwise idle machine
 #   make lint | setup | clean
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -64,6 +64,11 @@ bench: $(STAMP)
 	  --out $(RECORDS)/first-token-16k.json
 	$(BIN)/python -m benchmarks.prose --out $(RECORDS)/prose.json
 	$(BIN)/python -m benchmarks.retrieval_pass --out $(RECORDS)/retrieval-pass.json
+	$(BIN)/python -m benchmarks.simulated --out $(RECORDS)/policy-simulated.json
+	$(BIN)/python -m benchmarks.floor --out $(RECORDS)/floor.json
+	$(BIN)/python -m benchmarks.adaptive --out $(RECORDS)/adaptive-recall.json
+	$(BIN)/python -m benchmarks.adaptive --pair smollm2 --lengths 2000,4000,7000 --budget 512 \
+	  --tokens 48 --out $(RECORDS)/adaptive-smollm2.json
 	$(BIN)/python -m benchmarks.plots $(RECORDS)
 
 clean:

@@ -87,9 +87,83 @@ def plot_prose(record: Mapping[str, Any]) -> Figure:
     return _signed(figure, record)
 
 
+def plot_simulated(record: Mapping[str, Any]) -> Figure:
+    """Left: efficiency of every workload by machine. Right: depth while a draft turns bad and good
+    again."""
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, 4.2), width_ratios=(1, 2), layout="constrained"
+    )
+    machines = list(record["turning"]["depths"])
+    for i, name in enumerate(machines):
+        found = sorted(c["efficiency"] for c in record["cells"] if c["machine"] == name)
+        spread = [i + 0.5 * (j / max(1, len(found) - 1) - 0.5) for j in range(len(found))]
+        left.plot(spread, found, "o", markersize=4)
+    left.set_xticks(range(len(machines)), machines, rotation=15)
+    left.axhline(0.95, color="black", linewidth=0.8)
+    left.set_ylabel("speed over the clairvoyant's")
+    left.set_title("Random workloads")
+    for name, depths in record["turning"]["depths"].items():
+        right.step(range(len(depths)), depths, where="post", linewidth=1, label=name, alpha=0.8)
+    begin = 0
+    for steps, first in record["turning"]["phases"]:
+        right.axvspan(begin, begin + steps, color="green" if first else "red", alpha=0.06)
+        begin += steps
+    right.set_xlabel("step")
+    right.set_ylabel("depth")
+    right.set_title("A draft that turns bad (red) and good again")
+    right.legend(fontsize="small")
+    return _signed(figure, record)
+
+
+def plot_depths(record: Mapping[str, Any]) -> Figure:
+    """Decode speed of every fixed depth and of adaptive depth, over the best fixed one, by cell."""
+    cells = record["cells"]
+    figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
+    arms = list(cells[0]["summary"]["median_tok_s"])
+    width = 0.8 / len(arms)
+    for i, arm in enumerate(arms):
+        heights = []
+        for cell in cells:
+            speeds = cell["summary"]["median_tok_s"]
+            heights.append(speeds[arm] / max(v for k, v in speeds.items() if k != "adaptive"))
+        at = [x + (i - (len(arms) - 1) / 2) * width for x in range(len(cells))]
+        axes.bar(at, heights, width, label=arm, color="black" if arm == "adaptive" else None)
+    names = [f"{cell['pair']}, {cell['length']}\nbatch {cell['batch']}" for cell in cells]
+    axes.set_xticks(range(len(cells)), names)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_ylabel("speed over the best fixed depth")
+    axes.legend(fontsize="small", ncols=4)
+    return _signed(figure, record)
+
+
+def plot_floor(record: Mapping[str, Any]) -> Figure:
+    """Speed over target-only after the start, by arm and cell."""
+    cells = record["cells"]
+    figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
+    arms = list(cells[0]["runs"])
+    width = 0.8 / len(arms)
+    for i, arm in enumerate(arms):
+        at = [x + (i - (len(arms) - 1) / 2) * width for x in range(len(cells))]
+        heights = []
+        for cell in cells:
+            pairs = zip(cell["runs"][arm], cell["runs"]["target-only"], strict=True)
+            heights.append(statistics.median(a["late_tok_s"] / b["late_tok_s"] for a, b in pairs))
+        axes.bar_label(axes.bar(at, heights, width, label=arm), fmt="%.2f", fontsize=7)
+    names = [f"{cell['length']} tokens, batch {cell['batch']}" for cell in cells]
+    axes.set_xticks(range(len(cells)), names)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_ylabel("decode speed over target-only")
+    axes.set_title("A draft that is always wrong")
+    axes.legend(fontsize="small", ncols=3)
+    return _signed(figure, record)
+
+
 PLOTS: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "decode speed against a free draft": plot_ceiling,
     "real text": plot_prose,
+    "policy in simulation": plot_simulated,
+    "adaptive depth against fixed depths": plot_depths,
+    "never slower": plot_floor,
 }
 
 

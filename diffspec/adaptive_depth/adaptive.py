@@ -20,7 +20,7 @@ from diffspec.adaptive_depth.choice import (
 )
 from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
-from diffspec.adaptive_depth.shadow import LAST_GAP, ShadowDrafts
+from diffspec.adaptive_depth.shadow import GUESS, LAST_GAP, ShadowDrafts
 
 #: By how much another choice must promise to be better before it is taken: between depths, and
 #: for drafting at all after not drafting.
@@ -34,6 +34,9 @@ HOLD = 4
 #: Drafting is tried for one step every :data:`LOOK_AGAIN` if it promises at least this share of
 #: the speed without drafts: what a verification costs may have changed since.
 NEARLY = 0.85
+#: Steps without drafts after which what is known of drafting steps is doubted: it may come from a
+#: slow spell.
+AGE = 1024
 #: Acceptance of a first token from which shadow drafts are whole chains.
 CHAIN_FROM = 0.35
 
@@ -77,7 +80,9 @@ class AdaptiveDepth:
         self.shadows = ShadowDrafts(slots)
         self.rate = 0.0
         self._last = np.full(slots, -1, dtype=np.int64)
-        self._steps = self._looked = self._tried = 0
+        self._steps = self._looked = self._tried = self._aged = 0
+        # Whether the last step only decoded: others teach nothing about costs.
+        self._decoding = False
         # Slots whose pause stands until there is news of them, and since when.
         self._held: Plan | None = None
         self._held_slots = np.zeros(0, dtype=np.int64)
@@ -99,6 +104,7 @@ class AdaptiveDepth:
     def timed(self, times: StepTimes) -> None:
         """See :meth:`DepthPolicy.timed`."""
         cost = self.cost
+        self._decoding = times.decoding
         if times.decoding:
             cost.observe_verify(times.requests, times.rows, times.context, times.verify)
             cost.observe_propose(
@@ -115,7 +121,7 @@ class AdaptiveDepth:
         if times.shadow and times.depth == 0:
             spent = max(0.0, times.propose - cost.propose(times.requests, 0))
         elif times.shadow:
-            spent = cost.shadow(times.shadow) or 0.0
+            spent = cost.shadow(times.shadow) or GUESS * times.verify
         self.shadows.step(times.verify + times.propose + (times.gap or 0.0), spent)
 
     def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
@@ -134,7 +140,15 @@ class AdaptiveDepth:
         self._last[slot] = -1
         self._paused = self._held = None
 
-    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+    def plan(
+        self,
+        slots: IntArray,
+        lengths: IntArray,
+        room: IntArray,
+        *,
+        others: int = 0,
+        others_context: int = 0,
+    ) -> Plan:
         """See :meth:`DepthPolicy.plan`."""
         none = np.zeros(len(slots), dtype=np.int64)
         if not len(slots):
@@ -145,14 +159,16 @@ class AdaptiveDepth:
         if (plan := self._still_held(slots, room)) is not None:
             return plan
         caps = self._caps(slots, lengths, room)
-        if (cost := self._cost(len(slots), int(lengths.sum()))) is None:
+        load = len(slots) + others, int(lengths.sum()) + others_context
+        if (cost := self._cost(*load, others)) is None:
             depths = caps if self.limits.allowed is None else np.minimum(room, self._start(caps))
             return self._done(slots, depths, room)
         gains = gains_of(self.acceptance.rates(slots))
         zero = evaluate(gains, np.zeros_like(caps), cost)
-        choice = self._choose(slots, gains, caps, cost, zero)
+        limit = caps if self.limits.allowed is None else room
+        choice = self._choose(slots, gains, limit, cost, zero)
         self.rate = choice.rate
-        if self._must_look(slots, lengths, choice):
+        if self._must_look(load, choice):
             self._looked = self._steps
             return Plan(np.zeros_like(caps), none, measuring=True)
         if not choice.depths.any():
@@ -200,8 +216,9 @@ class AdaptiveDepth:
         positive = [depth for depth in allowed if depth > 0]
         return max((d for d in positive if d <= caps.max()), default=min(positive, default=0))
 
-    def _cost(self, requests: int, context: int) -> StepCost | None:
-        """What steps of so many requests cost; None if nothing at all is known of that."""
+    def _cost(self, requests: int, context: int, others: int = 0) -> StepCost | None:
+        """What steps of so many requests cost, ``others`` of which draft nothing; None if nothing
+        at all is known of that."""
         model = self.cost
         if model.verify(requests, requests, context) is None:
             return None
@@ -212,7 +229,7 @@ class AdaptiveDepth:
             assert estimate is not None  # as above: something is known of these requests
             return estimate.seconds + gap
 
-        return StepCost(verify, partial(model.propose, requests))
+        return StepCost(verify, partial(model.propose, requests), others)
 
     def _choose(
         self,
@@ -244,6 +261,9 @@ class AdaptiveDepth:
     ) -> Choice | None:
         """Drafting that is a little worse than not drafting, as far as is known: now and then it
         is done for a step, because what a verification costs may have changed."""
+        if self._steps - self._aged >= AGE:
+            self._aged = self._steps
+            self.cost.age()
         if self._steps - self._tried < LOOK_AGAIN:
             return None
         self._tried = self._steps
@@ -281,14 +301,15 @@ class AdaptiveDepth:
         looked = LAST_GAP - (self._steps - self._paused_at)
         return min(looked, self.shadows.until_due(slots))
 
-    def _must_look(self, slots: IntArray, lengths: IntArray, choice: Choice) -> bool:
-        """Whether this step should draft nothing, only to see what such a step costs."""
-        if self.limits.least or not choice.depths.any():
+    def _must_look(self, load: tuple[int, int], choice: Choice) -> bool:
+        """Whether this step should draft nothing, only to see what a step without drafts costs
+        with such a ``load``: requests, and the sum of their lengths."""
+        if self.limits.least or not choice.depths.any() or not self._decoding:
             return False
         if self.limits.allowed is not None and 0 not in self.limits.allowed:
             return False
         waited = self._steps - self._looked
-        estimate = self.cost.verify(len(slots), len(slots), int(lengths.sum()))
+        estimate = self.cost.verify(load[0], load[0], load[1])
         known = estimate is not None and estimate.seen
         return waited >= (LOOK_AGAIN if known else LOOK)
 
@@ -310,6 +331,6 @@ class AdaptiveDepth:
             # A draft whose first token is often right may be right further on, too.
             first = self.acceptance.rates(slots[idle])[:, 0]
             wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
-            due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())))
+            due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
             shadows[idle] = np.where(due, wanted, 0)
         return Plan(depths, np.minimum(shadows, room))

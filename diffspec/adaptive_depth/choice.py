@@ -24,10 +24,11 @@ from diffspec.adaptive_depth.policy import IntArray
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step of some requests: ``verify(drafted tokens in all)`` and
-    ``propose(deepest chain)``."""
+    ``propose(deepest chain)``. ``others`` requests beside those chosen for decode in it, too."""
 
     verify: Callable[[int], float]
     propose: Callable[[int], float]
+    others: int = 0
 
     def __call__(self, drafted: int, deepest: int) -> float:
         """The whole step."""
@@ -57,7 +58,7 @@ def gains_of(rates: FloatArray) -> FloatArray:
 def evaluate(gains: FloatArray, depths: IntArray, cost: StepCost) -> Choice:
     """The given ``depths`` ``[b]`` as a choice."""
     drafted = np.arange(gains.shape[1]) < depths[:, None]
-    tokens = len(depths) + float(gains[drafted].sum())
+    tokens = len(depths) + cost.others + float(gains[drafted].sum())
     return Choice(depths, tokens, cost(int(depths.sum()), int(depths.max(initial=0))))
 
 
@@ -85,7 +86,7 @@ def choose(gains: FloatArray, caps: IntArray, cost: StepCost, *, least: int = 0)
     # With one request the total is the deepest chain.
     for limit in range(1, deepest_cap + 1) if b > 1 else (deepest_cap,):
         within = position < limit
-        tokens = b + np.cumsum(gain[within])
+        tokens = b + cost.others + np.cumsum(gain[within])
         deepest = np.maximum.accumulate(position[within] + 1)
         seconds = verify[1 : len(tokens) + 1] + propose[deepest]
         rate = tokens / seconds
@@ -107,6 +108,7 @@ def choose_uniform(
 
 def _verify_times(b: int, most: int, cost: StepCost) -> FloatArray:
     """``[most + 1]``, seconds of verifying with 0…``most`` drafted tokens."""
+    b += cost.others
     entries = buckets(b + most + 1)[b : b + most + 1]
     # The first total of each table entry stands for all of it.
     _, first, which = np.unique(entries, return_index=True, return_inverse=True)

@@ -71,7 +71,8 @@ class CostModel:
         self._shadow = Line()
         #: A draft step: the slope of proposing until depths have varied.
         self._draft_step = Line()
-        self._rebuild = Line()
+        #: A rebuild, on average: an excess over a noisy line, which may well be below 0 once.
+        self._rebuild = 0.0
         self._rebuild_rate = 0.0
 
     # Learning.
@@ -112,6 +113,8 @@ class CostModel:
                 excess = max(seconds - idle.at(1), 1e-9)
                 self._shadow.add(shadow, excess, self._draft_step.at(1))
             return
+        if shadow:  # a mixture of both
+            return
         line = self._propose.setdefault(bucket(requests), Line())
         self._rebuild_rate += _NEW * (rebuilt - self._rebuild_rate)
         self._draft_step.add(1, chain / depth)
@@ -119,7 +122,7 @@ class CostModel:
             line.add(depth, seconds, self._draft_step.at(1))
         elif line.count >= ENOUGH:
             usual = line.at(depth, self._draft_step.at(1))
-            self._rebuild.add(1, max(seconds - usual, 0.0))
+            self._rebuild += _NEW * (seconds - usual - self._rebuild)
 
     def observe_gap(self, seconds: float) -> None:
         """Time between two steps, while there was work."""
@@ -152,7 +155,7 @@ class CostModel:
         if depth == 0:
             return self._nearest(self._idle, requests, 1)
         drafting = self._nearest(self._propose, requests, depth, self._draft_step.at(1))
-        return drafting + self._rebuild_rate * self._rebuild.at(1)
+        return drafting + self._rebuild_rate * max(self._rebuild, 0.0)
 
     def shadow(self, depth: int) -> float | None:
         """Seconds that a shadow chain of ``depth`` tokens adds to a step without drafts; None
@@ -160,6 +163,13 @@ class CostModel:
         if self._shadow.count < ENOUGH:
             return None
         return self._shadow.at(depth, self._draft_step.at(1))
+
+    def age(self) -> None:
+        """Doubt what is known of steps with drafts: they deserve another try."""
+        for requests, entries in self._verify.items():
+            for rows, line in entries.items():
+                if rows > requests:
+                    line.age()
 
     def table(self) -> list[dict[str, float]]:
         """The verifying table, an entry per row, for people and reports."""

@@ -57,6 +57,13 @@ class Line:
         self._var = (1 - weight) * (self._var + weight * dx * dx)
         self._cov = (1 - weight) * (self._cov + weight * dx * dy)
 
+    def age(self) -> None:
+        """Keep only a hopeful guess of what is known; a few samples settle it anew."""
+        if self.count >= ENOUGH:
+            self.count = ENOUGH - 1
+            self._y *= 0.9
+            self._spread = FIRST_SPREAD * self._y
+
     def at(self, x: float, slope: float = 0.0) -> float:
         """The line's value; ``slope`` as of :meth:`add`."""
         return max(self._y + self.slope(slope) * (x - self._x), 0.1 * self._y)

@@ -85,13 +85,23 @@ class DepthPolicy(Protocol):
         """Shadow drafts of ``slots`` ``[m]`` have been compared: ``drafted`` ``[m]`` tokens, of
         which the first ``accepted`` ``[m]`` were what the target said."""
 
-    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+    def plan(
+        self,
+        slots: IntArray,
+        lengths: IntArray,
+        room: IntArray,
+        *,
+        others: int = 0,
+        others_context: int = 0,
+    ) -> Plan:
         """What to draft for requests ``[m]``.
 
         Args:
             slots: ``[m]``.
             lengths: ``[m]``, context lengths in tokens.
             room: ``[m]``, most tokens each may draft: K, or less near the end of its context.
+            others: requests beside them that decode without drafting.
+            others_context: the sum of their lengths.
         """
 
     def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
@@ -128,7 +138,7 @@ class FixedDepth:
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """There are none."""
 
-    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray, **others: int) -> Plan:
         """The same depth ``[m]`` for each request."""
         rest = 0 if self.depth else _FIXED_REST
         return Plan(np.minimum(room, self.depth), np.zeros_like(slots), rest=rest)

@@ -38,19 +38,22 @@ class ShadowDrafts:
         self._at = self._count = 0
         self._sum_steps = self._sum_spent = self._recent = 0.0
 
-    def due(self, slots: IntArray, seconds: float | None) -> npt.NDArray[np.bool_]:
+    def due(
+        self, slots: IntArray, seconds: float | None, wanted: IntArray
+    ) -> npt.NDArray[np.bool_]:
         """Which of the requests in ``slots`` ``[m]``, all without drafts in this step, should
         shadow one; all or none of those that wait, since they share the step.
 
         Args:
             seconds: what shadow drafts add to a step; None if not measured yet.
+            wanted: ``[m]``, tokens each would draft: comparing them takes as many steps.
         """
         self._since[slots] += 1
         waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._gap[slots]
         if waiting.any() and not self._affordable(seconds):
             self._since[slots[waiting]] = self._gap[slots[waiting]] - FIRST_GAP
             waiting[:] = False
-        self._since[slots[waiting]] = 0
+        self._since[slots[waiting]] = 1 - wanted[waiting]
         return waiting
 
     def until_due(self, slots: IntArray) -> int:

@@ -25,6 +25,7 @@ from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
 from diffspec.proposer.pending import PendingRows
+from diffspec.proposer.resting import Resting
 from diffspec.proposer.slots import NOT_DENSE, NOTHING, SlotTable
 from diffspec.proposer.working_set import WorkingSet
 
@@ -75,10 +76,7 @@ class DraftingCycle:
         self._canonical: CanonicalCache | None = None
         self._step: StepTimes | None = None
         self._shadow_depth = 0
-        # How long nothing would be planned, for whom, since when, and how long it has been so.
-        self._rest = self._rested = 0
-        self._rest_slots = np.zeros(0, dtype=np.int64)
-        self._rest_began = 0.0
+        self._resting = Resting(self.counters, self.faults)
         # Requests and tokens of the last step; how much of a selection stays, lately.
         self._load = (0, 0)
         self._stability = float("nan")
@@ -125,7 +123,7 @@ class DraftingCycle:
 
     def run(self, batch: StepBatch) -> list[list[int]]:
         """Ingest the step's rows and draft; returns token ids per request, empty where none."""
-        self._wake()
+        self._resting.wake(self.policy)
         drafts: list[list[int]] = [[] for _ in batch.request_ids]
         faults = self.faults.total
         before = self.counters.rebuilds, self.counters.seconds["draft"]
@@ -144,13 +142,13 @@ class DraftingCycle:
         elif work is not None:
             self.counters.zero["fault"] += len(work.members)
         self._note(batch, drafts, *before)
-        self._rest_began = time.perf_counter()
+        self._resting.begin()
         return drafts
 
     def numbers(self) -> dict[str, float]:
         """Everything there is to report, by flat key of ``diffspec.metrics``; may wait for the
         device, so not to be asked for in every step."""
-        self._wake()
+        self._resting.wake(self.policy)
         held = self.slots.end != NOTHING
         return {
             **self.counters.flat(),
@@ -166,28 +164,15 @@ class DraftingCycle:
     def rests(self, request_ids: Sequence[str]) -> bool:
         """Whether a step of these requests without drafts, one row each, needs no :meth:`run`: its
         rows may be given to :meth:`rest`."""
-        return self._rest > 0 and request_ids == self.slots.last_ids
+        return self._resting.left > 0 and request_ids == self.slots.last_ids
 
     def rest(self, token_ids: Tensor, features: Tensor, slots: Tensor) -> bool:
         """Put aside one row of each request, see :class:`PendingRows`; False, and nothing is done,
         if :meth:`run` has to be called all the same."""
         if self._pending is None or not self._pending.put(token_ids, features, slots):
             return False
-        self._rest -= 1
-        self._rested += 1
+        self._resting.take()
         return True
-
-    def _wake(self) -> None:
-        """Make up for what was not counted while resting."""
-        steps, self._rest, self._rested = self._rested, 0, 0
-        if not steps:
-            return
-        passed = time.perf_counter() - self._rest_began
-        requests = len(self._rest_slots)
-        self.counters.depths[0] += steps * requests
-        self.counters.zero["no_gain"] += steps * requests
-        self.counters.seconds["verify"] += passed
-        self.policy.rested(self._rest_slots, steps, passed / steps)
 
     def timed(self, *, verify: float, propose: float, gap: float | None) -> None:
         """What the host measured of the step that :meth:`run` just ended, in seconds; see
@@ -203,23 +188,37 @@ class DraftingCycle:
 
     def finished(self, request_id: str) -> None:
         """Free what a finished or aborted request held."""
-        self._wake()
+        self._resting.wake(self.policy)
         slot = self.slots.release(request_id)
         if slot >= 0:
             self.policy.forget(slot)
             self.interval.forget(slot)
 
     def lost(self, host_slots: Tensor, error: BaseException) -> None:
-        """The rows at ``host_slots`` ``[n]`` were not ingested: never attend their pages."""
+        """The rows at ``host_slots`` ``[n]`` were not ingested, and those that wait will not be:
+        never attend their pages."""
         self.faults.record("ingesting verified rows", error)
+        self._resting.left = 0
         self.slots.drop_all()
         try:
             if self._canonical is not None:
-                self._canonical.mark_holes(host_slots)
+                waiting = self._pending.take()[2] if self._pending else host_slots[:0]
+                self._canonical.mark_holes(torch.cat((waiting, host_slots)))
         except Exception as second:
             # Nobody knows now which rows can be trusted.
             self.faults.record("marking rows as lost", second)
             self.faults.give_up("which draft rows can be trusted is not known any more")
+
+    def flush(self) -> None:
+        """Write the rows that wait. To be called before pages change hands: a page that was freed
+        may be another layer's, or another request's, from the next forward pass on."""
+        if self._pending is None or not self._pending.count:
+            return
+        tokens, features, slots = self._pending.take()
+        try:
+            self._write(tokens, features, slots)
+        except Exception as error:
+            self.lost(slots, error)
 
     # Steps of a cycle.
 
@@ -268,9 +267,19 @@ class DraftingCycle:
         # The last position a token may take is max_model_len - 1; the next one is not drafted.
         room = self.geometry.max_model_len - 1 - batch.lengths[members]
         left, room = room, np.clip(room, 0, self.geometry.depth)
-        plan = self.policy.plan(slots[members], batch.lengths[members], room)
+        others = batch.drafting & (slots < 0)
+        plan = self.policy.plan(
+            slots[members],
+            batch.lengths[members],
+            room,
+            others=int(np.count_nonzero(others)),
+            others_context=int(batch.lengths[others].sum()),
+        )
         depths = np.minimum(plan.depths, room)
-        chains = np.where(depths > 0, depths, np.minimum(plan.shadows, room))
+        secret = np.minimum(plan.shadows, room)
+        if self.slots.shadows:  # one comparison at a time
+            secret[np.isin(slots[members], list(self.slots.shadows))] = 0
+        chains = np.where(depths > 0, depths, secret)
         zero, full = self.counters.zero, int(np.count_nonzero(room == 0))
         zero["length_limit"] += full
         zero["measuring" if plan.measuring else "no_gain"] += (
@@ -278,8 +287,9 @@ class DraftingCycle:
         )
         keep = chains > 0
         if not keep.any():
-            if plan.rest and len(members) == len(batch.request_ids) and left.min() > plan.rest:
-                self._rest, self._rest_slots = plan.rest, slots[members]
+            everyone = len(members) == len(batch.request_ids) and not self.slots.shadows
+            if plan.rest and everyone and left.min() > plan.rest:
+                self._resting.grant(plan.rest, slots[members])
             return None
         return _Work(members[keep], depths[keep], chains[keep])
 

@@ -131,7 +131,10 @@ class SlotTable:
             if shadow is None or token < 0:
                 continue
             if length != shadow.length + shadow.right + 1:
-                del self.shadows[slot]  # it drafted in the meantime, or started over
+                # It drafted in the meantime, or started over: what is known counts.
+                del self.shadows[slot]
+                if shadow.right:
+                    ended.append((slot, shadow.right, shadow.right))
                 continue
             right = shadow.chain[shadow.right] == token
             shadow.right += right

@@ -141,6 +141,7 @@ def simulate(
     lengths = np.full(b, length)
     depths = policy.plan(slots, lengths, room).depths
     shadows = np.zeros(b, dtype=np.int64)
+    waiting: dict[int, list[int]] = {}
     for phase in phases:
         rates = phase.rates(depth)
         gains = gains_of(rates)
@@ -153,9 +154,8 @@ def simulate(
             accepted = np.minimum(right, depths)
             if (drafted := depths > 0).any():
                 policy.observe(slots[drafted], depths[drafted], accepted[drafted])
-            if (at := np.flatnonzero(shadows)).size:
-                found = np.minimum(right, shadows)[at]
-                policy.observe_shadows(slots[at], shadows[at], found)
+            if ended := _compare(waiting, rates, depths, rng):
+                policy.observe_shadows(*np.array(ended, dtype=np.int64).T)
             lengths = lengths + accepted + 1
             now = int(depths.sum())
             verify = machine.verify(b, b + now, context)
@@ -163,7 +163,9 @@ def simulate(
             best = choose(gains, room, seconds)
 
             plan = policy.plan(slots, lengths, room)
-            depths, shadows = plan.depths, plan.shadows
+            depths, shadows = plan.depths, plan.shadows.copy()
+            shadows[list(waiting)] = 0  # one comparison at a time
+            waiting.update({int(r): [int(shadows[r]), 0] for r in np.flatnonzero(shadows)})
             deepest = int(depths.max())
             idle = machine.upkeep + machine.draft * deepest if deepest else machine.idle
             secret = 0.0
@@ -196,3 +198,26 @@ def simulate(
                 )
             )
     return trace
+
+
+def _compare(
+    waiting: dict[int, list[int]],
+    rates: FloatArray,
+    depths: IntArray,
+    rng: np.random.Generator,
+) -> list[tuple[int, int, int]]:
+    """One step of comparing secret chains, ``request: [drafted, right so far]``; what has ended,
+    as (request, drafted, accepted)."""
+    ended = []
+    for request, (drafted, right) in list(waiting.items()):
+        if depths[request]:  # it drafts in earnest: what is known counts
+            del waiting[request]
+            if right:
+                ended.append((request, right, right))
+            continue
+        hit = bool(rng.random() < rates[request, right])
+        waiting[request][1] += hit
+        if not hit or right + 1 == drafted:
+            del waiting[request]
+            ended.append((request, drafted, right + hit))
+    return ended

@@ -135,6 +135,8 @@ class Oracle:
             length, chain, right = waits
             if row.length != length + right + 1:
                 del self.shadows[name]  # more than one token has come since
+                if right:
+                    compared.append((slot_of[name], right, right))
                 continue
             hit = chain[right] == row.sampled
             self.shadows[name] = length, chain, right + hit
@@ -155,7 +157,9 @@ class Oracle:
         slot, policy = self.owners[name], self.host.policy
         room = min(self.shape.depth, self.shape.max_len - 1 - row.length)
         depth = int(policy.by_slot[slot])
-        return max(0, min(depth if depth > 0 else int(policy.shadow_by_slot[slot]), room))
+        # One comparison at a time.
+        secret = 0 if name in self.shadows else int(policy.shadow_by_slot[slot])
+        return max(0, min(depth if depth > 0 else secret, room))
 
     def _learn(self, name: str, share: float) -> None:
         """Acceptance holds while no step falls below the request's usual share."""

@@ -120,7 +120,7 @@ class ScriptedDepth(FixedDepth):
         ended = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
         self.observed_shadows += ended
 
-    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray) -> Plan:
+    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray, **others: int) -> Plan:
         depths = self.by_slot[slots]
         shadows = np.where(depths > 0, 0, self.shadow_by_slot[slots])
         return Plan(depths, shadows, rest=self.rest_steps)

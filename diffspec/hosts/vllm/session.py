@@ -224,6 +224,9 @@ class DiffSpecSession:
         self._begun = time.perf_counter()
         if self._cycle is None:
             return
+        if scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids:
+            # Their pages are free since this was scheduled, and this step may write to them.
+            self._cycle.flush()
         for request_id in scheduler_output.finished_req_ids:
             self._cycle.finished(request_id)
         if scheduler_output.finished_req_ids or self._begun - self._published > PUBLISH_S:
@@ -282,10 +285,10 @@ class DiffSpecSession:
         """Draft for the whole batch; never raises."""
         begin, gap = time.perf_counter(), self._begun - self._ended
         count = common_attn_metadata.num_reqs
-        if self._rest(target_hidden_states, next_token_ids, common_attn_metadata):
-            self._ended = time.perf_counter()
-            return [[] for _ in range(count)]
         try:
+            if self._rest(target_hidden_states, next_token_ids, common_attn_metadata):
+                self._ended = time.perf_counter()
+                return [[] for _ in range(count)]
             batch = self._batch(
                 target_token_ids, target_hidden_states, next_token_ids, common_attn_metadata
             )
