@@ -2,8 +2,8 @@
 """DiffSpec's numbers on their way from the worker to the API process: one small file.
 
 The process that validates a launch creates the file (:func:`create_channel`) and removes it at its
-exit; its path travels with the settings. The worker overwrites one record per step
-(:class:`ChannelWriter`), the stat logger reads the newest (:class:`ChannelReader`).
+exit; its path travels with the settings. The worker overwrites one record about
+once a second (:class:`ChannelWriter`), the stat logger reads the newest (:class:`ChannelReader`).
 
 Layout, in the machine's byte order: magic, version, K; then the record: how often it was written,
 when (seconds since the epoch), one float64 per key of :func:`diffspec.metrics.layout`; then the

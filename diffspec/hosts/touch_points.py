@@ -251,6 +251,14 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         ),
     ),
     TouchPoint(
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        "read",
+        "worker",
+        "see who ended, was preempted, resumed",
+        "their slots and pages change hands before this step runs",
+        attributes=_names("finished_req_ids preempted_req_ids scheduled_cached_reqs"),
+    ),
+    TouchPoint(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run",
         "called",
         "load",

@@ -33,6 +33,15 @@ class Cycle:
 
     def __init__(self) -> None:
         self.batches: list[StepBatch] = []
+        self.resting = False
+        self.rested: list[list[Any]] = []
+
+    def rests(self, request_ids: list[str]) -> bool:
+        return self.resting
+
+    def rest(self, *rows: torch.Tensor) -> bool:
+        self.rested.append([row.tolist() for row in rows])
+        return True
 
     def run(self, batch: StepBatch) -> list[list[int]]:
         self.batches.append(batch)
@@ -138,6 +147,65 @@ def test_so_does_one_without_drafts(session: DiffSpecSession) -> None:
     assert not given.drafted.any()
     assert not given.accepted.any()
     assert query_rows(given) == [3, 7, 11]
+
+
+def single_rows(session: DiffSpecSession, lengths: list[int]) -> CommonAttentionMetadata:
+    """A decoding step without drafts, one row of each request."""
+    count = len(lengths)
+    starts, seq_lens = torch.arange(count + 1).int(), torch.tensor(lengths, dtype=torch.int32)
+    metadata = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=seq_lens,
+        _seq_lens_cpu=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens,
+        num_reqs=count,
+        num_actual_tokens=count,
+        max_query_len=1,
+        max_seq_len=max(lengths),
+        block_table_tensor=torch.zeros((count, 4), dtype=torch.int32),
+        slot_mapping=torch.arange(count) + 500,
+    )
+    attention = SimpleNamespace(forward=lambda *_: None)
+    session._tap = QueryTap(
+        SimpleNamespace(impl=attention), max_requests=count, rows_per_request=ROWS,
+        heads=HEADS, head_dim=DIM, dtype=torch.float32, device=CPU,
+    )  # fmt: skip
+    attention.forward(None, torch.zeros(count, HEADS, DIM), None, None, None, metadata)
+    return metadata
+
+
+@pytest.mark.parametrize("resting", [False, True])
+@pytest.mark.parametrize("sampled", [[[11], [21], [31]], [[11], [], [31]]])
+def test_a_step_of_single_rows_may_rest(
+    session: DiffSpecSession, resting: bool, sampled: list[list[int]]
+) -> None:
+    drafter, batch = session.drafter, session.runner.input_batch
+    cycle = session.cycle
+    cycle.resting = resting  # type: ignore[attr-defined]
+    metadata = single_rows(session, [104, 61, 13])
+    next_ids = drafter.prepare_next_token_ids_cpu([s or [9] for s in sampled], {}, batch, {})
+    session._sampled = sampled
+    rows = torch.arange(3)
+    drafts = drafter.propose(DEPTH, rows, rows, rows.unsqueeze(-1), next_ids, None, metadata, None)
+    if resting and all(sampled):
+        assert drafts == [[], [], []]
+        assert cycle.rested == [[[11, 21, 31], [[0], [1], [2]], [500, 501, 502]]]  # type: ignore[attr-defined]
+        assert not cycle.batches  # type: ignore[attr-defined]
+    else:
+        assert drafts == [[7]] * 3
+        assert not cycle.rested  # type: ignore[attr-defined]
+
+
+def test_nothing_leaves_propose(session: DiffSpecSession) -> None:
+    lost: list[BaseException] = []
+    session.cycle.lost = lambda slots, error: lost.append(error)  # type: ignore[method-assign]
+    metadata = single_rows(session, [104, 61, 13])
+    session.drafter.prepare_next_token_ids_cpu([[1], [2], [3]], {}, session.runner.input_batch, {})
+    broken = torch.zeros(0)
+    drafts = session.drafter.propose(DEPTH, broken, broken, broken, None, None, metadata, None)
+    assert drafts == [[], [], []]
+    assert len(lost) == 1
 
 
 @pytest.mark.parametrize(("rows", "drafted"), [(20, 8), (5, 5)])
