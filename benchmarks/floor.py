@@ -146,6 +146,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--out", type=Path, default=Path("evidence/floor.json"))
+    parser.add_argument("--turns-only", action="store_true", help="leave the first part out")
     options = parser.parse_args()
     lengths = list(map(int, options.lengths.split(",")))
     cells, turns = [], []
@@ -160,7 +161,7 @@ def main() -> int:
             record = {"what": "never slower", "tokens_left_out": START}
             write(options.out, {**record, "cells": cells, "turns": turns})
 
-        for length in lengths:
+        for length in [] if options.turns_only else lengths:
             for batch in map(int, options.batches.split(",")):
                 arguments = (options.repeats, options.tokens, pairs, folder / "logs")
                 cells.append(measure(length, batch, *arguments))
@@ -168,7 +169,7 @@ def main() -> int:
         for length in lengths:
             turns.append(turn(length, pairs["right"], folder / "logs"))
             save()
-    table = Table("prompt", "batch", *cells[0]["summary"])
+    table = Table("prompt", "batch", *(cells[0]["summary"] if cells else ()))
     for cell in cells:
         ratios = (f"{ratio:.3f}" for ratio in cell["summary"].values())
         table.add_row(str(cell["length"]), str(cell["batch"]), *ratios)

@@ -188,7 +188,7 @@ def main() -> int:
         reading = any(
             any(cell.get("fresh_prompts", {}).values()) for cell in record.get("cells", ())
         )
-        if not reading and (draw := PLOTS.get(record.get("what", ""))):
+        if record.get("cells") and not reading and (draw := PLOTS.get(record.get("what", ""))):
             draw(record).savefig(path.with_suffix(".png"), dpi=120)
             print(path.with_suffix(".png"))
     return 0
