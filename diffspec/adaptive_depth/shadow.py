@@ -14,7 +14,9 @@ from diffspec.adaptive_depth.policy import IntArray
 
 #: Share of step time that shadow drafts may take over any :data:`WINDOW` steps. A little below the
 #: promised 2 %, because times vary and a draft's own is known only afterwards.
-SHARE, WINDOW = 0.015, 256
+SHARE, WINDOW = 0.018, 256
+#: Share that may be taken without a hit: the rest is kept for what follows the first one.
+ROUTINE = 0.012
 #: Steps between shadow drafts of one request: at first, after a hit, and at most.
 FIRST_GAP, HIT_GAP, LAST_GAP = 4, 2, 32
 #: Steps whose time is what a step takes now.
@@ -50,7 +52,8 @@ class ShadowDrafts:
         """
         self._since[slots] += 1
         waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._gap[slots]
-        if waiting.any() and not self._affordable(seconds):
+        hopeful = bool((self._gap[slots[waiting]] == HIT_GAP).any())
+        if waiting.any() and not self._affordable(seconds, SHARE if hopeful else ROUTINE):
             self._since[slots[waiting]] = self._gap[slots[waiting]] - FIRST_GAP
             waiting[:] = False
         self._since[slots[waiting]] = 1 - wanted[waiting]
@@ -91,7 +94,7 @@ class ShadowDrafts:
         """The request in ``slot`` has ended."""
         self._gap[slot], self._since[slot] = FIRST_GAP, 0
 
-    def _affordable(self, seconds: float | None) -> bool:
+    def _affordable(self, seconds: float | None, share: float) -> bool:
         if not self._count:
             return False
         usual = min(self._sum_steps / self._count, self._recent)
@@ -99,4 +102,4 @@ class ShadowDrafts:
         # The oldest step leaves the window as this one enters it.
         oldest = self._at if self._count == WINDOW else None
         spent = self._sum_spent - (self._spent[oldest] if oldest is not None else 0.0)
-        return bool(spent + cost <= SHARE * usual * WINDOW)
+        return bool(spent + cost <= share * usual * WINDOW)
