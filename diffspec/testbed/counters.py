@@ -29,6 +29,11 @@ class SpecCounters:
         )
 
     @property
+    def accepted_share(self) -> float:
+        """Accepted tokens over drafted ones, however deep drafts were; 0 without drafts."""
+        return self.accepted / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
     def acceptance_length(self) -> float | None:
         """1 + accepted / drafts; ``None`` where nothing was drafted."""
         return 1 + self.accepted / self.drafts if self.drafts else None

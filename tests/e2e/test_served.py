@@ -60,8 +60,7 @@ def test_long_prompts_get_the_right_tokens_from_accepted_drafts(server: Server) 
     with Client(server) as client:
         answer = client.measure(list(prompt.prompt_ids), TOKENS)
     assert answer.token_ids == list(prompt.continuation_ids)[:TOKENS]
-    assert len(answer.counters.per_position) == DEPTH
-    assert min(answer.counters.per_position) >= 0.95
+    assert answer.counters.accepted_share >= 0.95
 
 
 def test_concurrent_requests_of_mixed_lengths(server: Server) -> None:
@@ -74,7 +73,7 @@ def test_concurrent_requests_of_mixed_lengths(server: Server) -> None:
         counted = client.spec_counters() - before
     assert answers == [list(p.continuation_ids)[:TOKENS] for p in prompts]
     # How deep to draft is the policy's business; what is drafted is right.
-    assert counted.accepted >= 0.95 * counted.draft_tokens > 0
+    assert counted.accepted_share >= 0.95
 
 
 def test_a_request_without_temperature_samples_and_is_right(server: Server) -> None:
@@ -83,7 +82,7 @@ def test_a_request_without_temperature_samples_and_is_right(server: Server) -> N
     with Client(server) as client:
         answer = client.measure(list(prompt.prompt_ids), TOKENS, temperature=None)
     assert answer.token_ids == list(prompt.continuation_ids)[:TOKENS]
-    assert min(answer.counters.per_position) >= 0.95
+    assert answer.counters.accepted_share >= 0.95
 
 
 def test_output_up_to_the_last_position(server: Server) -> None:

@@ -126,13 +126,12 @@ def test_a_server_launched_by_the_manager_drafts_with_diffspec(session: Session)
     answer = session.answers[0]
     assert "DiffSpec: budget 2048 tokens in chunks of 64" in session.log
     # The passage lies outside what any window of 2048 tokens at the end would hold.
-    assert len(answer.counters.per_position) == 3
-    assert min(answer.counters.per_position) >= 0.95
+    assert answer.counters.accepted_share >= 0.95
 
 
 def test_disabling_leaves_a_running_server_as_it_is(session: Session) -> None:
     assert len(session.answers) == 2
-    assert min(session.answers[1].counters.per_position) >= 0.95
+    assert session.answers[1].counters.accepted_share >= 0.95
     assert "ERROR" not in session.log
 
 
