@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,13 @@ from matplotlib.figure import Figure
 
 PARTS = ("draft", "score", "rebuild", "ingest", "append", "bookkeeping")
 OURS = "DiffSpec (2K draft)"
+#: Width of a group of bars, one for every arm.
+GROUP = 0.8
+
+
+def _beside(i: int, arms: Sequence[str], cells: Sequence[Any]) -> list[float]:
+    """Where the bars of arm ``i`` stand, in every cell's group."""
+    return [x + (i - (len(arms) - 1) / 2) * GROUP / len(arms) for x in range(len(cells))]
 
 
 def plot_ceiling(record: Mapping[str, Any]) -> Figure:
@@ -31,9 +38,9 @@ def plot_ceiling(record: Mapping[str, Any]) -> Figure:
     )
     names = [f"{cell['length'] // 1024}K, k = {cell['depth']}" for cell in cells]
     arms = list(cells[0]["runs"])
-    width = 0.8 / len(arms)
+    width = GROUP / len(arms)
     for i, arm in enumerate(arms):
-        at = [x + (i - (len(arms) - 1) / 2) * width for x in range(len(cells))]
+        at = _beside(i, arms, cells)
         ratios = [_ratios(cell, arm) for cell in cells]
         middle = [statistics.median(r) for r in ratios]
         below = [m - min(r) for m, r in zip(middle, ratios, strict=True)]
@@ -68,9 +75,9 @@ def plot_prose(record: Mapping[str, Any]) -> Figure:
     cells = record["cells"]
     arms = [arm for arm in cells[0]["summary"] if arm != "target-only"]
     figure, axes = plt.subplots(figsize=(11, 4.8), layout="constrained")
-    width = 0.8 / len(arms)
+    width = GROUP / len(arms)
     for i, arm in enumerate(arms):
-        at = [x + (i - (len(arms) - 1) / 2) * width for x in range(len(cells))]
+        at = _beside(i, arms, cells)
         rows = [cell["summary"][arm] for cell in cells]
         bars = axes.bar(at, [row["over_target_only"] for row in rows], width, label=arm)
         lengths = [row["acceptance_length"] for row in rows]
@@ -120,13 +127,13 @@ def plot_depths(record: Mapping[str, Any]) -> Figure:
     cells = record["cells"]
     figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
     arms = list(cells[0]["summary"]["median_tok_s"])
-    width = 0.8 / len(arms)
+    width = GROUP / len(arms)
     for i, arm in enumerate(arms):
         heights = []
         for cell in cells:
             speeds = cell["summary"]["median_tok_s"]
             heights.append(speeds[arm] / max(v for k, v in speeds.items() if k != "adaptive"))
-        at = [x + (i - (len(arms) - 1) / 2) * width for x in range(len(cells))]
+        at = _beside(i, arms, cells)
         axes.bar(at, heights, width, label=arm, color="black" if arm == "adaptive" else None)
     names = [f"{cell['pair']}, {cell['length']}\nbatch {cell['batch']}" for cell in cells]
     axes.set_xticks(range(len(cells)), names)
@@ -141,9 +148,9 @@ def plot_floor(record: Mapping[str, Any]) -> Figure:
     cells = record["cells"]
     figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
     arms = list(cells[0]["runs"])
-    width = 0.8 / len(arms)
+    width = GROUP / len(arms)
     for i, arm in enumerate(arms):
-        at = [x + (i - (len(arms) - 1) / 2) * width for x in range(len(cells))]
+        at = _beside(i, arms, cells)
         heights = []
         for cell in cells:
             pairs = zip(cell["runs"][arm], cell["runs"]["target-only"], strict=True)

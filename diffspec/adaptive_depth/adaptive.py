@@ -70,7 +70,6 @@ class AdaptiveDepth:
     Attributes:
         acceptance: what is known of the drafts.
         cost: what is known of step times.
-        rate: tokens per second expected of the last plan; 0 while costs are unknown.
     """
 
     def __init__(self, slots: int, limits: DepthLimits) -> None:
@@ -78,15 +77,15 @@ class AdaptiveDepth:
         self.acceptance = AcceptanceStatistics(slots, limits.depth)
         self.cost = CostModel()
         self.shadows = ShadowDrafts(slots)
-        self.rate = 0.0
         self._last = np.full(slots, -1, dtype=np.int64)
         self._steps = self._looked = self._tried = self._aged = 0
         # Whether the last step only decoded: others teach nothing about costs.
         self._decoding = False
-        # Slots whose pause stands until there is news of them, and since when.
+        # The last plan in which everybody drafted, for whom, when, and after how many turns.
         self._held: Plan | None = None
         self._held_slots = np.zeros(0, dtype=np.int64)
         self._held_at = self._held_turns = 0
+        # Slots whose pause stands until there is news of them, and since when.
         self._paused: IntArray | None = None
         self._paused_at = 0
 
@@ -167,7 +166,6 @@ class AdaptiveDepth:
         zero = evaluate(gains, np.zeros_like(caps), cost)
         limit = caps if self.limits.allowed is None else room
         choice = self._choose(slots, gains, limit, cost, zero)
-        self.rate = choice.rate
         if self._must_look(load, choice):
             self._looked = self._steps
             return Plan(np.zeros_like(caps), none, measuring=True)

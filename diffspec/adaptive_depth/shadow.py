@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a request that drafts nothing drafts one token in secret.
+"""When a request that drafts nothing drafts in secret.
 
-The token is not submitted; the target's next token says whether it would have been accepted. So a
-draft that has become good again is noticed for the price of one draft step and no verification.
+Nothing is submitted; what the target says next tells what would have been accepted. So a draft that
+has become good again is noticed for the price of a draft step or a few, and of no verification.
 """
 
 from __future__ import annotations

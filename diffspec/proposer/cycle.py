@@ -34,10 +34,12 @@ logger = logging.getLogger("vllm.diffspec")
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Who drafts in this step: members ``[m]`` of the batch in slot order, the depths ``[m]`` they
-    submit and the tokens ``[m]`` they draft, at least 1 each: a shadow draft submits nothing."""
+    """Who drafts in this step: members ``[m]`` of the batch in the order of their ``slots``
+    ``[m]``, the depths ``[m]`` they submit and the tokens ``[m]`` they draft, at least 1 each: a
+    shadow draft submits nothing."""
 
     members: IntArray
+    slots: IntArray
     depths: IntArray
     chains: IntArray
 
@@ -202,8 +204,10 @@ class DraftingCycle:
         self.slots.drop_all()
         try:
             if self._canonical is not None:
-                waiting = self._pending.take()[2] if self._pending else host_slots[:0]
-                self._canonical.mark_holes(torch.cat((waiting, host_slots)))
+                if self._pending is not None:
+                    host_slots = torch.cat((self._pending.rows()[2], host_slots))
+                    self._pending.clear()
+                self._canonical.mark_holes(host_slots)
         except Exception as second:
             # Nobody knows now which rows can be trusted.
             self.faults.record("marking rows as lost", second)
@@ -212,13 +216,11 @@ class DraftingCycle:
     def flush(self) -> None:
         """Write the rows that wait. To be called before pages change hands: a page that was freed
         may be another layer's, or another request's, from the next forward pass on."""
-        if self._pending is None or not self._pending.count:
-            return
-        tokens, features, slots = self._pending.take()
         try:
-            self._write(tokens, features, slots)
+            self._write_waiting()
         except Exception as error:
-            self.lost(slots, error)
+            assert self._pending is not None  # or there was nothing to fail
+            self.lost(self._pending.rows()[2][:0], error)
 
     # Steps of a cycle.
 
@@ -291,27 +293,29 @@ class DraftingCycle:
             if plan.rest and everyone and left.min() > plan.rest:
                 self._resting.grant(plan.rest, slots[members])
             return None
-        return _Work(members[keep], depths[keep], chains[keep])
+        return _Work(members[keep], slots[members[keep]], depths[keep], chains[keep])
 
     def _ingest(self, batch: StepBatch, *, wait: bool) -> Projection | None:
         """Write the step's rows to the canonical cache; None if they wait or are lost."""
-        begin, lost = time.perf_counter(), batch.slots
+        begin = time.perf_counter()
         try:
             pending = self._pending
             rows = batch.token_ids, batch.features, batch.slots
             if wait and pending and batch.drafting.all() and pending.put(*rows):
                 return None
-            if pending and pending.count:
-                tokens, features, slots = pending.take()
-                lost = torch.cat((slots, batch.slots))
-                self._write(tokens, features, slots)
-                lost = batch.slots
+            self._write_waiting()
             return self._write(*rows)
         except Exception as error:
-            self.lost(lost, error)
+            self.lost(batch.slots, error)
             return None
         finally:
             self.counters.seconds["ingest"] += time.perf_counter() - begin
+
+    def _write_waiting(self) -> None:
+        """Write what waits; if that fails it waits on, for :meth:`lost`."""
+        if self._pending is not None and self._pending.count:
+            self._write(*self._pending.rows())
+            self._pending.clear()
 
     def _write(self, tokens: Tensor, features: Tensor, slots: Tensor) -> Projection:
         assert self._canonical is not None, "bind() comes first"
@@ -322,14 +326,13 @@ class DraftingCycle:
     def _draft(
         self, batch: StepBatch, work: _Work, projection: Projection, drafts: list[list[int]]
     ) -> None:
-        slots = self.slots.of(batch.request_ids, batch.drafting)
-        members = work.members
-        ready, rebuilt = self._refresh(batch, members, slots[members], projection)
+        ready, rebuilt = self._refresh(batch, work.members, work.slots, projection)
         self.counters.zero["not_ready"] += int(np.count_nonzero(~ready & (work.depths > 0)))
-        members, depths, chains = members[ready], work.depths[ready], work.chains[ready]
+        members, at = work.members[ready], work.slots[ready]
+        depths, chains = work.depths[ready], work.chains[ready]
         if not members.size:
             return
-        begin, at = time.perf_counter(), slots[members]
+        begin = time.perf_counter()
         last = batch.row_starts[members + 1] - 1
         working = self.working_set.working
         tokens = draft_chain(

@@ -49,8 +49,12 @@ class PendingRows:
         self.count = last
         return True
 
-    def take(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What waited, oldest first, and nothing waits any more: token ids ``[n]``, features
-        ``[n, width]``, host slots ``[n]``. Valid until the next :meth:`put`."""
-        n, self.count = self.count, 0
+    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What waits, oldest first: token ids ``[n]``, features ``[n, width]``, host slots ``[n]``.
+        Valid until the next :meth:`put`."""
+        n = self.count
         return self._tokens[:n], self._features[:n], self._slots[:n]
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self.count = 0

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from diffspec.adaptive_depth.acceptance import FloatArray
 from diffspec.adaptive_depth.choice import StepCost, choose, evaluate, gains_of
 from diffspec.adaptive_depth.policy import DepthPolicy, IntArray, StepTimes
 
 #: (requests, verified rows, sum of context lengths) → seconds.
 Verify = Callable[[int, int, int], float]
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -67,35 +67,50 @@ def make_session() -> DiffSpecSession:
     return DiffSpecSession(drafter, runner, settings, memory=0)
 
 
+def run_step(
+    session: DiffSpecSession, starts: list[int], lengths: list[int], slots: torch.Tensor, rows: int
+) -> CommonAttentionMetadata:
+    """Run a step whose requests have at most ``rows`` rows each, so that the tap sees it."""
+    row_starts = torch.tensor(starts, dtype=torch.int32)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    count = len(lengths)
+    metadata = CommonAttentionMetadata(
+        query_start_loc=row_starts,
+        query_start_loc_cpu=row_starts,
+        seq_lens=seq_lens,
+        _seq_lens_cpu=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens,
+        num_reqs=count,
+        num_actual_tokens=len(slots),
+        max_query_len=rows,
+        max_seq_len=max(lengths),
+        block_table_tensor=torch.arange(4 * count, dtype=torch.int32).view(-1, 4),
+        slot_mapping=slots,
+    )
+    query = torch.arange(len(slots) * HEADS * DIM).float().view(-1, HEADS, DIM)
+    attention = SimpleNamespace(forward=lambda *_: None)
+    session._tap = QueryTap(
+        SimpleNamespace(impl=attention), max_requests=count, rows_per_request=ROWS,
+        heads=HEADS, head_dim=DIM, dtype=torch.float32, device=CPU,
+    )  # fmt: skip
+    attention.forward(None, query, None, None, None, metadata)
+    return metadata
+
+
 def padded_step(session: DiffSpecSession, lengths: list[int]) -> CommonAttentionMetadata:
     """Run a decoding step of the given requests in a full graph of one request more, and hand its
     batch over as the runner does."""
     count = len(lengths)
-    seq_lens = torch.tensor([*lengths, 0], dtype=torch.int32)
-    starts = torch.tensor([*range(0, ROWS * count + 1, ROWS), ROWS * count], dtype=torch.int32)
+    starts = [*range(0, ROWS * count + 1, ROWS), ROWS * count]
     slots = torch.arange(ROWS * (count + 1)) + 500
     slots[ROWS * count :] = -1
-    padded = CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=seq_lens,
-        _seq_lens_cpu=seq_lens,
-        seq_lens_cpu_upper_bound=seq_lens,
-        num_reqs=count + 1,
-        num_actual_tokens=ROWS * (count + 1),
-        max_query_len=ROWS,
-        max_seq_len=max(lengths),
-        block_table_tensor=torch.arange(4 * (count + 1), dtype=torch.int32).view(-1, 4),
-        slot_mapping=slots,
-    )
-    query = torch.arange(padded.num_actual_tokens * HEADS * DIM).float().view(-1, HEADS, DIM)
-    attention = SimpleNamespace(forward=lambda *_: None)
-    session._tap = QueryTap(
-        SimpleNamespace(impl=attention), max_requests=count + 1, rows_per_request=ROWS,
-        heads=HEADS, head_dim=DIM, dtype=torch.float32, device=CPU,
-    )  # fmt: skip
-    attention.forward(None, query, None, None, None, padded)
-    return padded.unpadded(ROWS * count, count)
+    return run_step(session, starts, [*lengths, 0], slots, ROWS).unpadded(ROWS * count, count)
+
+
+def single_rows(session: DiffSpecSession, lengths: list[int]) -> CommonAttentionMetadata:
+    """Run a decoding step without drafts, one row of each request."""
+    count = len(lengths)
+    return run_step(session, list(range(count + 1)), lengths, torch.arange(count) + 500, 1)
 
 
 def query_rows(batch: StepBatch) -> list[int]:
@@ -147,32 +162,6 @@ def test_so_does_one_without_drafts(session: DiffSpecSession) -> None:
     assert not given.drafted.any()
     assert not given.accepted.any()
     assert query_rows(given) == [3, 7, 11]
-
-
-def single_rows(session: DiffSpecSession, lengths: list[int]) -> CommonAttentionMetadata:
-    """A decoding step without drafts, one row of each request."""
-    count = len(lengths)
-    starts, seq_lens = torch.arange(count + 1).int(), torch.tensor(lengths, dtype=torch.int32)
-    metadata = CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=seq_lens,
-        _seq_lens_cpu=seq_lens,
-        seq_lens_cpu_upper_bound=seq_lens,
-        num_reqs=count,
-        num_actual_tokens=count,
-        max_query_len=1,
-        max_seq_len=max(lengths),
-        block_table_tensor=torch.zeros((count, 4), dtype=torch.int32),
-        slot_mapping=torch.arange(count) + 500,
-    )
-    attention = SimpleNamespace(forward=lambda *_: None)
-    session._tap = QueryTap(
-        SimpleNamespace(impl=attention), max_requests=count, rows_per_request=ROWS,
-        heads=HEADS, head_dim=DIM, dtype=torch.float32, device=CPU,
-    )  # fmt: skip
-    attention.forward(None, torch.zeros(count, HEADS, DIM), None, None, None, metadata)
-    return metadata
 
 
 @pytest.mark.parametrize("resting", [False, True])
