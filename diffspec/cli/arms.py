@@ -9,13 +9,14 @@ best: with the same draft built to run at every length.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffspec.cli.client import Client, Completion
 from diffspec.cli.progress import Reporter
-from diffspec.cli.serving import Server, serve
+from diffspec.cli.serving import Server, free_ports, runs_on_cpu, start
 
 TARGET_ONLY = "target-only"
 EAGLE3 = "stock EAGLE-3"
@@ -25,6 +26,9 @@ DIFFSPEC = "DiffSpec"
 WARM_UP_TOKENS = 8
 # The demo's requests come one at a time; a larger KV cache would only lengthen the start.
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+# Starting is one thread's work, three imports of vLLM in a row. On an accelerator two servers would
+# each want most of its memory.
+STARTED_TOGETHER = 2
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,11 @@ def four_arms(draft: Path, long_draft: Path, depth: int) -> list[Arm]:
     return [target_only, long, stock, ours]
 
 
-def engine_flags(dtype: str, max_model_len: int) -> list[str]:
-    """Flags that every arm shares; without prefix caching the time to first token is honest."""
+def engine_flags(dtype: str, max_model_len: int, *, prefixes: bool = False) -> list[str]:
+    """Flags that every arm shares; without caching of ``prefixes`` every prompt is read whole."""
     flags = ["--dtype", dtype, "--max-model-len", str(max_model_len), "--max-num-seqs", "4"]
-    return [*flags, "--enforce-eager", "--no-enable-prefix-caching"]
+    caching = "--enable-prefix-caching" if prefixes else "--no-enable-prefix-caching"
+    return [*flags, "--enforce-eager", caching]
 
 
 def run_arms(
@@ -81,7 +86,9 @@ def run_arms(
     logs: Path,
     reporter: Reporter,
 ) -> list[Result]:
-    """Serve one arm after the other and send each the requests one by one, after a short warm-up.
+    """Serve the arms and send each the requests one by one, after a short warm-up.
+
+    On a CPU two arms start at a time; one is asked while the other waits.
 
     Args:
         arms: the servers to start.
@@ -96,15 +103,30 @@ def run_arms(
         RequestError: a server refused a request or died.
     """
     results: list[Result] = []
-    for arm in arms:
-        reporter.begin(f"{arm.label}: starting vLLM")
-        log = logs / f"{model.name}-{arm.label.replace(',', '').replace(' ', '-').lower()}.log"
-        with serve(
-            model, log=log, args=flags, speculative=arm.speculative, env=ENVIRONMENT
-        ) as server:
-            reporter.note(f"{arm.label}: serving after {server.start_s:.0f} s")
-            results += _measure(arm, server, requests, reporter)
-            reporter.begin(f"{arm.label}: stopping vLLM")
+    at_once = STARTED_TOGETHER if runs_on_cpu() else 1
+    for first in range(0, len(arms), at_once):
+        group = arms[first : first + at_once]
+        reporter.begin(f"{' and '.join(arm.label for arm in group)}: starting vLLM")
+        with ExitStack() as running:
+            started = []
+            for arm, port in zip(group, free_ports(len(group)), strict=True):
+                name = f"{model.name}-{arm.label.replace(',', '').replace(' ', '-').lower()}.log"
+                starting = start(
+                    model,
+                    log=logs / name,
+                    port=port,
+                    args=flags,
+                    speculative=arm.speculative,
+                    env=ENVIRONMENT,
+                )
+                started.append(running.enter_context(starting))
+            # Nothing is measured before all of them wait: from then on an idle one takes no time.
+            servers = [starting.wait() for starting in started]
+            took = max(server.start_s for server in servers)
+            reporter.note(f"serving after {took:.0f} s")
+            for arm, server in zip(group, servers, strict=True):
+                results += _measure(arm, server, requests, reporter)
+            reporter.begin("stopping vLLM")
     return results
 
 

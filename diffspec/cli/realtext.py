@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's second part: SmolLM2-135M-Instruct continues a real text with a small EAGLE-3 head.
 
-All prompts are ends of one text and stop at the same word, so they differ in length alone.
+The longest prompt is the text's end; each shorter one is a beginning of it, so that with prefix
+caching no server reads a token twice.
 """
 
 from __future__ import annotations
@@ -66,12 +67,15 @@ def native_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "bfloat16" if {"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags) else "float32"
 
 
-def ends(tokens: list[int], lengths: Iterable[int]) -> list[list[int]]:
-    """The last n tokens for each n of ``lengths``, shortest first.
+def nested(tokens: list[int], lengths: Iterable[int]) -> list[list[int]]:
+    """One prompt of n tokens for each n of ``lengths``, shortest first: the longest is the end of
+    ``tokens``, the others are beginnings of it.
 
-    A text of fewer tokens is used whole in place of every end it is too short for, once.
+    A text of fewer tokens is used whole in place of every prompt it is too short for, once.
     """
-    return [tokens[-n:] for n in sorted({min(n, len(tokens)) for n in lengths})]
+    sizes = sorted({min(n, len(tokens)) for n in lengths})
+    longest = tokens[-sizes[-1] :]
+    return [longest[:n] for n in sizes]
 
 
 def text_section(
@@ -87,7 +91,7 @@ def text_section(
 
     Args:
         text: name and content, from :func:`find_text`.
-        lengths: tokens of each prompt; see :func:`ends`.
+        lengths: tokens of each prompt; see :func:`nested`.
         generate: tokens to generate after each.
         out: folder for models and logs.
         reporter: is told what is going on.
@@ -111,14 +115,15 @@ def text_section(
         return {"skipped": str(error)}
     name, content = text
     tokens = list(Tokenizer.from_file(str(model / "tokenizer.json")).encode(content).ids)
-    prompts = ends(tokens, lengths)
-    used = ", ".join(str(len(prompt)) for prompt in prompts)
-    reporter.note(f"{name}: {len(tokens)} tokens; using the last {used} of them")
+    prompts = nested(tokens, lengths)
+    *shorter, longest = (len(prompt) for prompt in prompts)
+    firsts = f", and the first {', '.join(map(str, shorter))} of these" if shorter else ""
+    reporter.note(f"{name}: {len(tokens)} tokens; using the last {longest} of them{firsts}")
     dtype = native_dtype()
     results = run_arms(
         three_arms(HEAD, DEPTH, KEYS)[0 if with_target_only else 1 :],
         model,
-        engine_flags(dtype, len(prompts[-1]) + generate + MARGIN),
+        engine_flags(dtype, longest + generate + MARGIN, prefixes=True),
         [Request(prompt, generate) for prompt in prompts],
         logs=out / "logs",
         reporter=reporter,
@@ -141,6 +146,11 @@ def show(section: dict[str, Any], console: Console) -> None:
     title = Text(f"{section['file']}, its last {longest} tokens continued by DiffSpec's server")
     console.print(Panel(Text(section["continuation"].strip()), title=title))
     console.print(report.table(section["rows"], report.text_title(section), width=console.width))
+    if section["rows"][0]["prompt_tokens"] != longest:
+        console.print(
+            "Each prompt begins with the one before it, which is cached: its first token waits for "
+            "the rest alone."
+        )
     if any(row["first_difference"] is not None for row in section["rows"]):
         console.print(
             f"In {section['dtype']} two candidates can be equally good up to rounding; which one "

