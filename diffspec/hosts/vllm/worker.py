@@ -14,6 +14,7 @@ import vllm
 
 from diffspec.hosts.surface import HostError, require_surface
 from diffspec.hosts.unsupported import refusals
+from diffspec.hosts.vllm.attached import AttachedSession
 from diffspec.hosts.vllm.facts import worker_facts
 from diffspec.hosts.vllm.metrics_hook import channel_of
 from diffspec.hosts.vllm.sampling_fix import install
@@ -24,12 +25,20 @@ from diffspec.telemetry import ChannelWriter
 logger = logging.getLogger("vllm.diffspec")
 
 
-def attach(worker: Any, *, memory: int) -> DiffSpecSession:
+def attach(
+    worker: Any,
+    *,
+    memory: int,
+    drafter_class: type | None = None,
+    session_class: type[AttachedSession] = DiffSpecSession,
+) -> AttachedSession:
     """Attach DiffSpec to the drafter a worker has just built.
 
     Args:
         worker: a worker whose ``init_device`` has returned.
         memory: bytes vLLM was given on this device.
+        drafter_class: what the drafter must be; vLLM's ``EagleProposer`` if None.
+        session_class: what to attach to it.
 
     Raises:
         HostError: the runner or drafter is not the one whose surface was checked.
@@ -41,9 +50,10 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
 
     runner = worker.model_runner
     drafter = getattr(runner, "drafter", None)
-    if not isinstance(runner, GPUModelRunner) or type(drafter) is not EagleProposer:
+    wanted = drafter_class or EagleProposer
+    if not isinstance(runner, GPUModelRunner) or type(drafter) is not wanted:
         raise HostError(
-            f"DiffSpec attaches to model runner V1 with EagleProposer, not to "
+            f"DiffSpec attaches to model runner V1 with {wanted.__name__}, not to "
             f"{type(runner).__name__} with {type(drafter).__name__}"
         )
     require_surface(("worker", "load"), platform=worker.device.type)
@@ -52,7 +62,7 @@ def attach(worker: Any, *, memory: int) -> DiffSpecSession:
     install(vllm.__version__, worker.device.type, rejection_sampler)
     config = worker.vllm_config.speculative_config
     settings = DiffSpecSettings.from_payload(config.diffspec)
-    session = DiffSpecSession(drafter, runner, settings, memory=memory)
+    session = session_class(drafter, runner, settings, memory=memory)
     session.telemetry = ChannelWriter(channel_of(config))
     return session
 
@@ -64,7 +74,7 @@ class AttachesDiffSpec:
         diffspec: the session; exists once ``init_device`` has returned.
     """
 
-    diffspec: DiffSpecSession
+    diffspec: AttachedSession
 
     def memory_given(self) -> int:
         """Bytes vLLM was given on this device; known after ``init_device``."""
@@ -78,7 +88,11 @@ class AttachesDiffSpec:
         weights. So our memory is counted as that of the weights.
         """
         super().init_device()  # type: ignore[misc]
-        self.diffspec = attach(self, memory=self.memory_given())
+        self.diffspec = self.attach()
+
+    def attach(self) -> AttachedSession:
+        """Attach to the drafter that exists now; hosts with a drafter of their own say which."""
+        return attach(self, memory=self.memory_given())
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the KV cache as usual, then take the draft's pages."""
