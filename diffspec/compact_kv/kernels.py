@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels do a hot operation on a device: plain torch, or our own in Triton.
+"""Which kernels do a hot operation on a device: plain torch, our own in Triton, or a host's.
 
 The choice falls once, while buffers are allocated, and carries its reason for the log. Triton is
 imported only where it was chosen.
@@ -10,22 +10,44 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger("vllm.diffspec")
 
 _Kernel = TypeVar("_Kernel")
 
 
+class AttentionKernel(Protocol):
+    """Attends over working caches; made of their k and v and the number of query heads."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for good."""
+
+    def attend(
+        self, q: Tensor, slots: Tensor, counts: Tensor, longest: int, scale: float
+    ) -> Tensor:
+        """See :meth:`~diffspec.compact_kv.working.WorkingCache.attend`."""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """Whose kernels, and why not Triton's (empty for those). Reads as a log phrase."""
+    """Whose kernels: ``"torch"``, ``"triton"`` (ours) or the name of an operation that a host
+    brought; and if torch's, why. Reads as a log phrase.
 
-    kernels: Literal["torch", "triton"]
+    ``build`` makes a host's kernel of k, v and the number of query heads; it raises ValueError
+    with the reason where that does not fit.
+    """
+
+    kernels: str
     reason: str = ""
+    build: Callable[[Tensor, Tensor, int], AttentionKernel] | None = field(
+        default=None, compare=False
+    )
 
     def __str__(self) -> str:
         return f"{self.kernels} ({self.reason})" if self.reason else self.kernels
@@ -33,6 +55,21 @@ class KernelChoice:
 
 TORCH = KernelChoice("torch")
 TRITON = KernelChoice("triton")
+
+#: By device type, the attention over working caches that a host brought for its own devices.
+_ATTENTION: dict[str, KernelChoice] = {}
+
+
+def bring_attention(
+    device_type: str, name: str, build: Callable[[Tensor, Tensor, int], AttentionKernel]
+) -> None:
+    """On devices of this type, attend over working caches by the operation called ``name``."""
+    _ATTENTION[device_type] = KernelChoice(name, build=build)
+
+
+def attention_for(device: torch.device) -> KernelChoice:
+    """What to try for attention over working caches: what a host brought, else as for the rest."""
+    return _ATTENTION.get(device.type) or kernels_for(device)
 
 
 def kernels_for(device: torch.device) -> KernelChoice:
@@ -47,7 +84,7 @@ def kernels_for(device: torch.device) -> KernelChoice:
 def try_kernel(
     wanted: KernelChoice, build: Callable[[], _Kernel]
 ) -> tuple[KernelChoice, _Kernel | None]:
-    """Build a Triton kernel's object if wanted; otherwise, or if that fails, say why torch works.
+    """Build a kernel's object if one is wanted; otherwise, or if that fails, say why torch works.
 
     Args:
         build: imports, allocates and runs the kernel once, so that whatever does not fit or does
@@ -56,12 +93,15 @@ def try_kernel(
     if wanted.kernels == "torch":
         return wanted, None
     try:
-        return TRITON, build()
+        return wanted, build()
     except ValueError as error:
         return KernelChoice("torch", str(error)), None
     except Exception as error:
-        logger.warning("DiffSpec: a Triton kernel does not run here, torch does", exc_info=True)
-        return KernelChoice("torch", f"{type(error).__name__} from triton"), None
+        name = wanted.kernels
+        logger.warning(
+            "DiffSpec: a kernel of %s does not run here, torch does", name, exc_info=True
+        )
+        return KernelChoice("torch", f"{type(error).__name__} from {name}"), None
 
 
 def check_fit(dtype: torch.dtype, head_dim: int) -> None:

@@ -29,12 +29,17 @@ class KeyPages:
         layout: ``"strided"`` or ``"permuted"``, for logs.
     """
 
-    def __init__(self, kv_cache: Tensor, places: Tensor) -> None:
+    def __init__(self, kv_cache: Tensor, places: Tensor, *, whole: bool = False) -> None:
         """
         Args:
             kv_cache: the layer's page tensor, blocks in dimension 0.
             places: ``[block_size, heads, head_dim]`` int64, the offset inside a page's memory
                 at which each key element lies (see :func:`find_key_places`).
+            whole: pages are always copied as they lie and turned afterwards, for devices whose
+                operations would first copy all of a tensor that is not dense.
+
+        Raises:
+            ValueError: ``whole``, and the pages are not dense or have no regular layout.
         """
         self.block_size, self.heads, self.head_dim = places.shape
         self.dtype = kv_cache.dtype
@@ -49,6 +54,7 @@ class KeyPages:
         affine = base + t[:, None, None] * token + h[:, None] * head + d * dim
         blocks, stride, offset = kv_cache.shape[0], kv_cache.stride(0), kv_cache.storage_offset()
         self._permutation: Tensor | None = None
+        self._turned: tuple[int, int, int, int] | None = None
         # A view cannot go backwards in memory; such a layout is regular but read by permutation.
         if min(token, head, dim) >= 0 and torch.equal(affine, places):
             self.layout = "strided"
@@ -62,6 +68,11 @@ class KeyPages:
             page = int(places.max()) + 1
             self._pages = kv_cache.as_strided((blocks, page), (stride, 1), offset)
             self._permutation = places.permute(1, 2, 0).flatten().contiguous()
+        if whole:
+            if self._permutation is not None or base or stride != places.numel():
+                raise ValueError("pages are not dense stretches of keys in a regular layout")
+            self._turned = (places.numel(), head, dim, token)
+            self._pages = kv_cache.as_strided((blocks, stride), (stride, 1), offset)
 
     @property
     def page_shape(self) -> tuple[int, int, int]:
@@ -72,11 +83,15 @@ class KeyPages:
     def view(self) -> Tensor | None:
         """All pages where they lie, ``[blocks, heads, head_dim, block_size]``; None where the
         layout allows no view."""
-        return self._pages if self._permutation is None else None
+        return self._pages if self._permutation is None and self._turned is None else None
 
     def read(self, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         """Keys of ``blocks`` ``[n]`` (int64) as ``[n, heads, head_dim, block_size]``, written to
         ``out``, dense, of that shape and the pages' dtype, if it is given."""
+        if self._turned is not None:
+            pages = self._pages.index_select(0, blocks)
+            keys = pages.as_strided((len(blocks), *self.page_shape), self._turned)
+            return keys if out is None else out.copy_(keys)
         if self._permutation is None:
             return torch.index_select(self._pages, 0, blocks, out=out)
         flat = None if out is None else out.view(blocks.shape[0], -1)
@@ -88,7 +103,7 @@ class KeyPages:
     def in_place(self, first: int, count: int) -> Tensor | None:
         """Keys of the consecutive pages ``first`` … ``first + count - 1`` without a copy, shaped
         as by :meth:`read`; None where the layout allows no view."""
-        if self._permutation is not None:
+        if self._permutation is not None or self._turned is not None:
             return None
         return self._pages[first : first + count]
 

@@ -7,25 +7,20 @@ one drafting cycle and are overwritten by the next accepted tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from diffspec.compact_kv.kernels import TORCH, KernelChoice, try_kernel
+from diffspec.compact_kv.kernels import TORCH, AttentionKernel, KernelChoice, try_kernel
 from diffspec.compact_kv.rope import LocalRope
-
-if TYPE_CHECKING:
-    from diffspec.compact_kv.triton_attention import SplitAttention
 
 
 class WorkingCache:
     """K and V of ``slots`` requests, ``[slots, heads, budget, head_dim]`` each, zeroed at init.
 
     Args:
-        kernels: whose kernels attend; torch's do, with a reason, where Triton's do not fit.
-        query_heads: query heads on this rank, for Triton's workspace; the cache's heads if None.
+        kernels: whose kernels attend; torch's do, with a reason, where these do not fit.
+        query_heads: query heads on this rank, for a kernel's workspace; the cache's heads if None.
 
     Attributes:
         kernels: whose kernels work, for logs.
@@ -48,15 +43,19 @@ class WorkingCache:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.rope = rope
-        self._attention: SplitAttention | None
+        self._attention: AttentionKernel | None
         self.kernels, self._attention = try_kernel(
-            kernels, lambda: self._build_attention(query_heads or heads)
+            kernels, lambda: self._build_attention(kernels, query_heads or heads)
         )
 
-    def _build_attention(self, query_heads: int) -> SplitAttention:
-        from diffspec.compact_kv.triton_attention import SplitAttention
+    def _build_attention(self, kernels: KernelChoice, query_heads: int) -> AttentionKernel:
+        attention: AttentionKernel
+        if kernels.build is not None:
+            attention = kernels.build(self.k, self.v, query_heads)
+        else:
+            from diffspec.compact_kv.triton_attention import SplitAttention
 
-        attention = SplitAttention(self.k, self.v, query_heads=query_heads)
+            attention = SplitAttention(self.k, self.v, query_heads=query_heads)
         zero = torch.zeros(1, dtype=torch.int64, device=self.k.device)
         q = self.k.new_zeros((1, query_heads, self.k.shape[-1]))
         attention.attend(q, zero, zero + 1, 1, 1.0)
@@ -127,8 +126,8 @@ class WorkingCache:
             dense: the first slot when ``slots`` are consecutive (read in place), else -1.
 
         Returns:
-            ``[b, query_heads · head_dim]`` in the cache's dtype; by Triton, a buffer that the
-            next call overwrites.
+            ``[b, query_heads · head_dim]`` in the cache's dtype; by a kernel, perhaps a buffer that
+            the next call overwrites.
         """
         if self._attention is not None:
             return self._attention.attend(q, slots, counts, longest, scale)

@@ -19,7 +19,7 @@ from torch import Tensor
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.pages import KeyPages
 from diffspec.hosts.surface import HostError
-from diffspec.hosts.vllm.draft_parts import build_parts, build_rope, check_parts
+from diffspec.hosts.vllm.draft_parts import Rotate, build_parts, build_rope, check_parts
 from diffspec.hosts.vllm.memory import build_cycle
 from diffspec.hosts.vllm.query_tap import QueryTap
 from diffspec.hosts.vllm.target_layer import find_scored_layer, group_of, read_key_pages
@@ -108,9 +108,6 @@ class AttachedSession:
         model, dtype = drafter.model, config.model_config.dtype
         head = DraftHead(build_parts(model))
         check_parts(model, head, dtype)
-        # Absent where a draft takes the target's last hidden state as it is.
-        width = getattr(model.model, "fc_input_size", None)
-        self._width = int(width or config.model_config.get_hidden_size())
         name, layer = find_scored_layer(config, drafter._draft_attn_layer_names)
         self._scored = name
         max_num_seqs = config.scheduler_config.max_num_seqs
@@ -118,15 +115,16 @@ class AttachedSession:
             self._cycle = build_cycle(
                 self.settings,
                 head,
-                build_rope(model, self.settings.token_budget, dtype),
+                build_rope(model, self.settings.token_budget, dtype, self.rotation()),
                 depth=self.depth,
                 memory=self.memory,
                 max_num_seqs=max_num_seqs,
                 max_model_len=drafter.max_model_len,
                 scored_layer=layer,
                 block_size=config.cache_config.block_size,
-                feature_width=self._width,
+                feature_width=self._feature_width(),
                 allowed_depths=self.allowed_depths(),
+                least_depth=self.least_depth(),
                 dtype=dtype,
                 device=drafter.device,
             )
@@ -164,7 +162,7 @@ class AttachedSession:
         """
         drafter, head = self.drafter, self.cycle.head
         features = torch.zeros(
-            (num_tokens, self._width), dtype=drafter.dtype, device=drafter.device
+            (num_tokens, self._feature_width()), dtype=drafter.dtype, device=drafter.device
         )
         ids = torch.zeros(num_tokens, dtype=torch.int64, device=drafter.device)
         projection = head.project(ids, head.parts.combine(features))
@@ -188,8 +186,8 @@ class AttachedSession:
                 heads=parts.kv_heads,
                 head_dim=parts.head_dim,
             )
-            if canonical.rows.dtype != drafter.vllm_config.model_config.dtype:
-                raise ValueError(f"draft pages hold {canonical.rows.dtype}, not the model's type")
+            if canonical.dtype != drafter.vllm_config.model_config.dtype:
+                raise ValueError(f"draft pages hold {canonical.dtype}, not the model's type")
             self._draft_group = drafter.kv_cache_gid
             self._target_group = group_of(kv_cache_config, self._scored)
             block_size = self.runner.input_batch.block_table[self._target_group].block_size
@@ -253,6 +251,14 @@ class AttachedSession:
         except Exception as error:
             self.cycle.faults.record("reporting", error)
 
+    def _feature_width(self) -> int:
+        # Asked first at load: some hosts wrap the model later.
+        if not self._width:
+            # Absent where a draft takes the target's last hidden state as it is.
+            width = getattr(self.drafter.model.model, "fc_input_size", None)
+            self._width = int(width or self.drafter.vllm_config.model_config.get_hidden_size())
+        return self._width
+
     def draft_pages(self, kv_cache: Any, **sizes: int) -> CanonicalCache:
         """Our rows in the draft layer's pages; see :class:`CanonicalCache` for ``sizes``.
 
@@ -264,6 +270,14 @@ class AttachedSession:
     def target_pages(self, layer: Any, block_size: int) -> KeyPages:
         """The keys of the scored layer; see :func:`read_key_pages`."""
         return read_key_pages(layer, block_size)
+
+    def rotation(self) -> Rotate | None:
+        """How the draft's rotary embedding is asked for comparison; see :func:`build_rope`."""
+        return None
+
+    def least_depth(self) -> int:
+        """What every request drafts at least, whatever pays."""
+        return 0
 
     def allowed_depths(self) -> tuple[int, ...] | None:
         """The depths for which there are decode graphs; None where any depth runs alike.

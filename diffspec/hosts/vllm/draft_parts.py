@@ -108,8 +108,22 @@ def _target_ids(model: Any) -> Tensor | None:
     return ids
 
 
-def build_rope(model: Any, positions: int, dtype: torch.dtype) -> LocalRope:
+#: (rotary embedding, positions ``[n]``, k ``[n, width]``) → rotated k.
+Rotate = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+def _own_rotation(rotary: Any, positions: Tensor, k: Tensor) -> Tensor:
+    # Rotary kernels work in place: the module gets copies.
+    rotated: Tensor = rotary(positions, k.clone(), k.clone())[1]
+    return rotated
+
+
+def build_rope(
+    model: Any, positions: int, dtype: torch.dtype, rotate: Rotate | None = None
+) -> LocalRope:
     """Local rotary positions 0…``positions``-1 from the draft's own table.
+
+    ``rotate`` is how the rotary embedding is asked for comparison; None calls it as the draft does.
 
     Raises:
         HostError: the draft rotates by other mathematics than a table of cosines and sines, or
@@ -130,9 +144,7 @@ def build_rope(model: Any, positions: int, dtype: torch.dtype) -> LocalRope:
         (at.shape[0], attention.kv_size // head_dim, head_dim),
         generator=torch.Generator().manual_seed(0),
     ).to(device, dtype)
-    # Rotary kernels work in place: the module gets copies.
-    q = k.repeat(1, attention.q_size // attention.kv_size, 1).flatten(1)
-    theirs = rotary(at, q, k.flatten(1).clone())[1].view_as(k)
+    theirs = (rotate or _own_rotation)(rotary, at, k.flatten(1)).view_as(k)
     _compare("rotary embedding", type(rotary).__name__, rope.rotate(k, at), theirs)
     return rope
 

@@ -10,7 +10,7 @@ import torch
 from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
 from diffspec.adaptive_depth.interval import RetrievalInterval
 from diffspec.adaptive_depth.policy import DepthPolicy, FixedDepth
-from diffspec.compact_kv.kernels import kernels_for
+from diffspec.compact_kv.kernels import attention_for, kernels_for
 from diffspec.compact_kv.rope import LocalRope
 from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.cycle import DraftingCycle
@@ -47,6 +47,7 @@ def build_cycle(
     block_size: int,
     feature_width: int,
     allowed_depths: tuple[int, ...] | None,
+    least_depth: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DraftingCycle:
@@ -58,8 +59,9 @@ def build_cycle(
         block_size: tokens per page at the granularity of the host's block tables.
         feature_width: elements of a row's auxiliary target features.
         allowed_depths: the depths the host has decode graphs for; None for any.
+        least_depth: what every request must draft at least.
     """
-    parts, kernels = head.parts, kernels_for(device)
+    parts = head.parts
     size = WorkingCache.slot_bytes(
         budget=settings.token_budget, heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype
     )
@@ -71,7 +73,7 @@ def build_cycle(
         dtype=dtype,
         device=device,
         rope=rope,
-        kernels=kernels,
+        kernels=attention_for(device),
         query_heads=parts.query_heads,
     )
     scorer = ChunkScorer(
@@ -85,7 +87,7 @@ def build_cycle(
         max_model_len=max_model_len,
         max_requests=min(RETRIEVAL_GROUP, max_num_seqs),
         device=device,
-        kernels=kernels,
+        kernels=kernels_for(device),
     )
     geometry = Geometry(
         chunk=settings.chunk_size,
@@ -112,6 +114,7 @@ def build_cycle(
     if settings.adaptive_profile:
         limits = DepthLimits(
             depth,
+            least=least_depth,
             allowed=allowed_depths,
             long_context=settings.long_context_threshold,
             long_depth=settings.long_context_depth,

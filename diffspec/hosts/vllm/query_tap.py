@@ -109,14 +109,17 @@ class QueryTap:
         self.calls += 1
         if _in_capture(query):
             self._captured_rows = max(self._captured_rows, n)
-        source = self._source[: starts.shape[0] - 1]
+        self._store(query[:n], starts)
+
+    def _store(self, query: Tensor, starts: Tensor) -> None:
+        n, source = query.shape[0], self._source[: starts.shape[0] - 1]
         torch.add(starts[1:].unsqueeze(-1), self._back, out=source)
         torch.maximum(source, starts[:-1].unsqueeze(-1), out=source)
         # Requests that only pad a graph start past the last row.
         source.clamp_(max=n - 1)
         rows = source.view(-1)
         torch.index_select(
-            query[:n].view(n, *self.buffer.shape[1:]), 0, rows, out=self.buffer[: rows.shape[0]]
+            query.view(n, *self.buffer.shape[1:]), 0, rows, out=self.buffer[: rows.shape[0]]
         )
 
 
