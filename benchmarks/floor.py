@@ -2,7 +2,7 @@
 """What DiffSpec costs where it cannot help: never slower than serving the target alone.
 
     python -m benchmarks.floor [--lengths 2048,8192,16384] [--batches 1,4] [--repeats 5]
-                               [--tokens 192] [--out FILE]
+                               [--tokens 192] [--only floor|turns] [--out FILE]
 
 The recall pair's target (8 layers, float32) with a draft built from another seed, which is always
 wrong. The floor is the same engine with a drafter that returns nothing and does nothing: what any
@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--out", type=Path, default=Path("evidence/floor.json"))
-    parser.add_argument("--turns-only", action="store_true", help="leave the first part out")
+    parser.add_argument("--only", choices=("floor", "turns"), help="leave the other part out")
     options = parser.parse_args()
     lengths = list(map(int, options.lengths.split(",")))
     cells, turns = [], []
@@ -161,12 +161,12 @@ def main() -> int:
             record = {"what": "never slower", "tokens_left_out": START}
             write(options.out, {**record, "cells": cells, "turns": turns})
 
-        for length in [] if options.turns_only else lengths:
+        for length in [] if options.only == "turns" else lengths:
             for batch in map(int, options.batches.split(",")):
                 arguments = (options.repeats, options.tokens, pairs, folder / "logs")
                 cells.append(measure(length, batch, *arguments))
                 save()
-        for length in lengths:
+        for length in [] if options.only == "floor" else lengths:
             turns.append(turn(length, pairs["right"], folder / "logs"))
             save()
     table = Table("prompt", "batch", *(cells[0]["summary"] if cells else ()))
