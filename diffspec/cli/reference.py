@@ -12,14 +12,15 @@ from collections.abc import Iterable, Sequence
 
 from diffspec.configuration import explain
 from diffspec.evidence.pages import table
-from diffspec.hosts.surface import SUPPORTED, TESTED
+from diffspec.hosts.releases import SUPPORTED, TESTED, UNPUBLISHED, tested
+from diffspec.hosts.touch_point import TouchPoint
 from diffspec.hosts.touch_points import TOUCH_POINTS
 from diffspec.hosts.unsupported import UNSUPPORTED
 
 _HEAD = """# Reference
 
 Written by `python -m diffspec.cli.reference` from `schemas/diffspec.schema.json` and the tables in
-`diffspec/hosts/touch_points.py` and `diffspec/hosts/unsupported.py`; a test keeps it current.
+`diffspec/hosts/*_points.py` and `diffspec/hosts/unsupported.py`; a test keeps it current.
 """
 
 _KEYS = """## Keys of `--speculative-config`
@@ -42,6 +43,11 @@ _TOUCHED = """## Touch points
 Every place where DiffSpec meets vLLM. Each is checked by name and signature when a launch asks for
 DiffSpec; a launch that does not is not touched. *Wrapped* calls through, *bound* is set on one
 instance, *overridden* is a subclass of vLLM's own.
+"""
+
+_ASCEND = """## Touch points on Ascend
+
+Checked beside vLLM's own where the device is an NPU. Releases in brackets: the row is for these.
 """
 
 
@@ -75,19 +81,24 @@ def reference_markdown() -> str:
         f"Accepted vLLM releases: {lines}. Tested: {', '.join(TESTED)}, CPU build. Rows marked "
         "(cuda) hold against the source of that release; nothing was run on a GPU yet.\n"
     )
-    touched = table(
+    touched = _touch_table(p for p in TOUCH_POINTS if p.platform != "npu")
+    ascend = _touch_table(p for p in TOUCH_POINTS if p.platform == "npu")
+    pairs = f"Tested: {tested('npu')}; nothing was run on an NPU yet. {UNPUBLISHED}.\n"
+    parts = [_HEAD, _KEYS, keys, _REFUSED, refused, _TOUCHED, hosts, touched]
+    return "\n".join([*parts, _ASCEND, pairs, ascend])
+
+
+def _touch_table(points: Iterable[TouchPoint]) -> str:
+    return table(
         ("where", "how", "what", "why"),
-        (
-            (
-                f"`{p.target}`" if p.platform == "any" else f"`{p.target}` ({p.platform})",
-                p.kind,
-                p.what,
-                p.why,
-            )
-            for p in TOUCH_POINTS
-        ),
+        ((f"`{p.target}`{_restriction(p)}", p.kind, p.what, p.why) for p in points),
     )
-    return "\n".join([_HEAD, _KEYS, keys, _REFUSED, refused, _TOUCHED, hosts, touched])
+
+
+def _restriction(point: TouchPoint) -> str:
+    limits = [point.platform] if point.platform not in ("any", "npu") else []
+    limits += [point.releases] if point.releases else []
+    return f" ({', '.join(limits)})" if limits else ""
 
 
 def _main(arguments: Sequence[str]) -> None:

@@ -13,12 +13,13 @@ import importlib
 import json
 import sys
 
-from diffspec.hosts.surface import TOUCH_POINTS, check_surface
+from diffspec.hosts.surface import check_surface
+from diffspec.hosts.touch_points import rows_for
 
 
 def main(platform: str) -> None:
     """Compare the rows for ``platform`` with the host and print the answer."""
-    rows = [p for p in TOUCH_POINTS if p.platform in ("any", platform)]
+    rows = rows_for(platform)
     # What the host prints while it is imported would spoil the answer.
     with contextlib.redirect_stdout(sys.stderr):
         differences = [m.text for m in check_surface(rows)]

@@ -25,9 +25,9 @@ from diffspec.doctor import (
 from diffspec.doctor.arguments import Command, CommandError
 from diffspec.doctor.findings import Finding, Report, error, warning
 from diffspec.doctor.manager_state import Launch, read_state, speculative_config
-from diffspec.doctor.source import HostSource
 from diffspec.doctor.surroundings import Platform, Surroundings
 from diffspec.environment import EXTENSION_ID
+from diffspec.hosts.source import HostSource
 from diffspec.hosts.unsupported import LaunchFacts
 
 

@@ -14,9 +14,10 @@ from packaging.version import InvalidVersion, Version
 from diffspec.configuration.manager import PLAIN_HOSTS
 from diffspec.doctor import lanes
 from diffspec.doctor.findings import Finding, error, from_message, ok, warning
-from diffspec.doctor.source import HostSource
 from diffspec.doctor.surroundings import ASCEND, Platform, Surroundings
-from diffspec.hosts.surface import SUPPORTED, TESTED, TOUCH_POINTS, check_surface
+from diffspec.hosts.source import HostSource
+from diffspec.hosts.surface import SUPPORTED, TESTED, check_surface
+from diffspec.hosts.touch_points import rows_for
 
 TESTED_PYTHON = (3, 11)
 _DEEP_TIMEOUT_S = 300
@@ -150,7 +151,7 @@ def in_range(version: str, specifier: str) -> tuple[bool, bool]:
 
 
 def _surface(source: HostSource, platform: Platform | None) -> list[Finding]:
-    rows = [p for p in TOUCH_POINTS if p.platform in ("any", platform)]
+    rows = rows_for(platform)
     differing = check_surface(rows, source.import_module)
     found = [_differs(m.text) for m in differing]
     if not found:

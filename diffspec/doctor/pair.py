@@ -14,8 +14,8 @@ from diffspec.configuration.pair_facts import mrope, pair_facts
 from diffspec.doctor import tensors
 from diffspec.doctor.findings import Finding, error, from_message, ok, warning
 from diffspec.doctor.lanes import quantised
-from diffspec.doctor.source import HostSource
 from diffspec.doctor.surroundings import Platform
+from diffspec.hosts.source import HostSource
 from diffspec.hosts.unsupported import LaunchFacts
 
 _HANDS_OUT = "get_eagle3_default_aux_hidden_state_layers"

@@ -7,7 +7,7 @@ import difflib
 
 from diffspec.configuration.speculative import Speculative
 from diffspec.doctor.findings import Finding, error, ok, warning
-from diffspec.doctor.source import HostSource
+from diffspec.hosts.source import HostSource
 from diffspec.keys import show
 from diffspec.settings import ConfigError, DiffSpecSettings
 

@@ -14,11 +14,12 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from packaging.version import InvalidVersion, Version
-
-from diffspec.hosts.touch_points import TOUCH_POINTS, Stage, TouchPoint
+from diffspec.hosts import releases
+from diffspec.hosts.releases import SUPPORTED, TESTED
+from diffspec.hosts.touch_point import PACKAGES, Host
+from diffspec.hosts.touch_points import TOUCH_POINTS, Stage, TouchPoint, rows_for
 from diffspec.hosts.unsupported import UNSUPPORTED
 
 __all__ = [
@@ -29,13 +30,9 @@ __all__ = [
     "HostError",
     "Mismatch",
     "check_surface",
+    "installed_version",
     "require_surface",
 ]
-
-#: Exact host releases on which the test suite was run.
-TESTED: tuple[str, ...] = ("0.28.0",)
-#: Release lines (major, minor) that are accepted if the surface matches.
-SUPPORTED: tuple[tuple[int, int], ...] = ((0, 28),)
 
 ImportModule = Callable[[str], Any]
 
@@ -46,10 +43,11 @@ class HostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One difference between a touch point and the installed host."""
+    """One difference between a touch point and a host: it is not there, or is another."""
 
     point: TouchPoint
     text: str
+    kind: Literal["absent", "differs"] = "differs"
 
 
 def check_surface(
@@ -61,65 +59,93 @@ def check_surface(
     Imports every module the table names, so a caller that must stay light passes the rows of one
     stage. Never raises for a host that differs.
     """
-    found = []
-    for point in table:
-        if text := _difference(point, import_module):
-            found.append(Mismatch(point, text))
-    return found
+    return [found for point in table if (found := _mismatch(point, import_module))]
 
 
 def require_surface(
     stages: Sequence[Stage] = ("config", "worker", "load"),
     *,
     platform: str | None = None,
-    table: Iterable[TouchPoint] = TOUCH_POINTS,
+    table: Sequence[TouchPoint] = TOUCH_POINTS,
     import_module: ImportModule = importlib.import_module,
 ) -> None:
     """Refuse a host that is of another version or differs from the table.
 
-    ``platform`` is the device type (``cpu``, ``cuda``); rows for another one are skipped, and with
-    None only rows for any platform are checked.
+    ``platform`` is the device type (``cpu``, ``cuda``, ``npu``); rows for another one are skipped,
+    and with None only rows for any platform are checked. On ``npu`` the host is vLLM-Ascend with
+    the vLLM it runs in; each has to be of an accepted release.
 
     Raises:
-        HostError: naming the version, every difference, the tested versions and a way out.
+        HostError: naming the versions, every difference, the tested versions and a way out.
     """
-    version = str(getattr(import_module("vllm"), "__version__", "unknown"))
-    rows = [p for p in table if p.stage in stages and p.platform in ("any", platform)]
-    differences = [m.text for m in check_surface(rows, import_module)]
-    if not _supported(version):
-        lines = ", ".join(f"{major}.{minor}.x" for major, minor in SUPPORTED)
-        differences.insert(0, f"only {lines} is supported")
+    names, differences = [], []
+    versions: dict[Host, str] = {}
+    for host in releases.hosts_of(platform):
+        version, problem = installed_version(host, import_module)
+        versions[host] = version
+        names.append(f"{releases.TITLE[host]} {version}")
+        if problem:
+            differences.append(problem)
+            del versions[host]  # its rows would say nothing else
+        elif not releases.is_accepted(host, version, platform):
+            lines = releases.lines(host, platform)
+            of = "" if platform != "npu" else f" of {releases.TITLE[host]}"
+            differences.append(f"only {lines}{of} is supported")
+    rows = [
+        point
+        for point in rows_for(platform, stages, table)
+        if point.host in versions and releases.holds_for(point, versions[point.host])
+    ]
+    differences += [found.text for found in check_surface(rows, import_module)]
     if differences:
         raise HostError(
-            f"vllm-diffspec: host vLLM {version} is not compatible: {'; '.join(differences)}. "
-            f"Tested: {', '.join(TESTED)}. "
+            f"vllm-diffspec: host {' with '.join(reversed(names))} is not compatible: "
+            f"{'; '.join(dict.fromkeys(differences))}. Tested: {releases.tested(platform)}. "
             "Remove draft_context_policy or install a tested version."
         )
 
 
-def _supported(version: str) -> bool:
+def installed_version(host: Host, import_module: ImportModule) -> tuple[str, str | None]:
+    """What a host package calls itself, and why it cannot say so, else None.
+
+    vLLM has ``__version__``; vLLM-Ascend leaves it to its module ``_version``. Distribution names
+    do not serve: builds of both packages go by several.
+    """
+    (package,) = (name for name, known in PACKAGES.items() if known == host)
     try:
-        return Version(version).release[:2] in SUPPORTED
-    except InvalidVersion:
-        return False
+        module = import_module(package)
+    except Exception as error:  # whatever a broken or missing package raises
+        reason = f"{package} cannot be imported ({type(error).__name__}: {error})"
+        return "(absent)" if isinstance(error, ModuleNotFoundError) else "unknown", reason
+    if (version := getattr(module, "__version__", None)) is None:
+        try:
+            version = getattr(import_module(f"{package}._version"), "__version__", None)
+        except Exception:  # a package without a version is of no accepted one
+            version = None
+    return str(version or "unknown"), None
 
 
-def _difference(point: TouchPoint, import_module: ImportModule) -> str | None:
+def _mismatch(point: TouchPoint, import_module: ImportModule) -> Mismatch | None:
     try:
         found: Any = import_module(point.module)
     except Exception as error:  # a broken host module is a difference, whatever it raises
-        return f"module {point.module} cannot be imported ({type(error).__name__}: {error})"
+        text = f"module {point.module} cannot be imported ({type(error).__name__}: {error})"
+        return Mismatch(point, text, "absent")
     owner = point.module
     for part in point.name.split("."):
         if not hasattr(found, part):
-            return f"{owner} has no {part}"
+            return Mismatch(point, f"{owner} has no {part}", "absent")
         found, owner = getattr(found, part), part
     if missing := [name for name in point.attributes if not _declares(found, name)]:
-        return f"{point.name} lacks {', '.join(missing)}"
-    return _signature_difference(point, found) if point.parameters else None
+        return Mismatch(point, f"{point.name} lacks {', '.join(missing)}")
+    if point.parameters and (other := _signature_difference(point, found)):
+        return Mismatch(point, other)
+    return None
 
 
 def _signature_difference(point: TouchPoint, function: Any) -> str | None:
+    if not callable(function):
+        return f"{point.name} is not callable"
     actual = inspect.signature(inspect.unwrap(function)).parameters
     expected = f"expected {', '.join(point.parameters)}"
     for name in point.parameters:

@@ -10,7 +10,7 @@ import pytest
 
 from diffspec.doctor import host, plugins
 from diffspec.doctor.findings import Finding
-from diffspec.doctor.source import HostSource
+from diffspec.hosts.source import HostSource
 from diffspec.hosts.surface import TOUCH_POINTS, check_surface
 from diffspec.hosts.touch_points import TouchPoint
 
@@ -149,7 +149,8 @@ def test_source_and_import_judge_the_installed_host_alike() -> None:
     source = HostSource(Path(vllm.__file__).parent)
     assert source.version() == vllm.__version__
     broken = []
-    for point in TOUCH_POINTS:
+    rows = [p for p in TOUCH_POINTS if p.host == "vllm"]
+    for point in rows:
         if point.parameters:
             broken += [
                 replace(point, parameters=(*point.parameters, "no_such")),
@@ -158,10 +159,10 @@ def test_source_and_import_judge_the_installed_host_alike() -> None:
         broken.append(replace(point, target=f"{point.target}_gone"))
         if point.attributes:
             broken.append(replace(point, attributes=(*point.attributes, "no_such")))
-    assert [m.text for m in check_surface(TOUCH_POINTS, source.import_module)] == []
+    assert [m.text for m in check_surface(rows, source.import_module)] == []
     told = [m.text for m in check_surface(broken, source.import_module)]
     imported = [m.text for m in check_surface(broken)]
-    alike = sum(len(point.parameters) == 1 for point in TOUCH_POINTS)  # reversed, it is itself
+    alike = sum(len(point.parameters) == 1 for point in rows)  # reversed, it is itself
     assert len(imported) == len(broken) - alike
     assert told == imported
 

@@ -241,7 +241,7 @@ def test_the_targets_class_must_hand_out_intermediate_states(
 ) -> None:
     """Judged by the installed vLLM's source."""
     vllm = pytest.importorskip("vllm")
-    from diffspec.doctor.source import HostSource
+    from diffspec.hosts.source import HostSource
 
     source = HostSource(Path(vllm.__file__).parent)
     target = load(write_model(tmp_path / "t", LLAMA | {"architectures": [name]}))

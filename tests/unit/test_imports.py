@@ -32,7 +32,10 @@ ORDER = (
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 #: These load with every vLLM process or in tools that have no torch.
 LIGHT = ("environment", "keys", "metrics", "settings", "telemetry", "plugin")
-LIGHT_HOSTS = ("places", "touch_points", "unsupported", "surface")
+LIGHT_HOSTS = (
+    *("places", "releases", "source", "surface", "touch_point", "touch_points", "unsupported"),
+    *("ascend_points", "drafter_points", "vllm_points"),
+)
 
 
 def part_of(module: str) -> str | None:

@@ -23,8 +23,9 @@ from diffspec.hosts.unsupported import UNSUPPORTED, LaunchFacts, refusals
 
 vllm = pytest.importorskip("vllm")
 
-PROPOSE = next(p for p in TOUCH_POINTS if p.name == "SpecDecodeBaseProposer.propose")
-POINT = TouchPoint("host.module:Thing.act", "bound", "worker", "", "", parameters=("self", "a"))
+VLLM = [p for p in TOUCH_POINTS if p.host == "vllm"]
+PROPOSE = next(p for p in VLLM if p.name == "SpecDecodeBaseProposer.propose")
+POINT = TouchPoint("vllm.module:Thing.act", "bound", "worker", "", "", parameters=("self", "a"))
 
 
 def host(thing: Any = None, version: str = "0.28.0") -> Any:
@@ -33,7 +34,7 @@ def host(thing: Any = None, version: str = "0.28.0") -> Any:
     def import_module(name: str) -> Any:
         if name == "vllm":
             return SimpleNamespace(__version__=version)
-        if name == "host.module" and thing is not None:
+        if name == "vllm.module" and thing is not None:
             return SimpleNamespace(Thing=thing)
         raise ModuleNotFoundError(f"No module named {name!r}")
 
@@ -47,7 +48,7 @@ def difference(thing: Any, point: TouchPoint = POINT) -> str:
 
 def test_the_table_matches_the_installed_host() -> None:
     assert vllm.__version__ in TESTED
-    assert [m.text for m in check_surface()] == []
+    assert [m.text for m in check_surface(VLLM)] == []
     # Nobody has run the rows for GPUs; here they are held against the source of the same release.
     for platform in ("cpu", "cuda"):
         rows = [p for p in TOUCH_POINTS if p.platform == platform]
@@ -56,7 +57,7 @@ def test_the_table_matches_the_installed_host() -> None:
 
 
 def test_rows_are_complete_and_unique() -> None:
-    assert len({(p.target, p.kind) for p in TOUCH_POINTS}) == len(TOUCH_POINTS)
+    assert len({(p.target, p.kind, p.releases) for p in TOUCH_POINTS}) == len(TOUCH_POINTS)
     for point in TOUCH_POINTS:
         assert point.what
         assert point.why
@@ -109,14 +110,14 @@ def test_differences_are_told_apart() -> None:
     assert "takes its parameters in another order" in difference(Reordered)
     assert "needs an unknown parameter 'b'" in difference(NeedsMore)
     assert difference(object()) == "Thing has no act"
-    assert "host.module cannot be imported (ModuleNotFoundError" in difference(None)
+    assert "vllm.module cannot be imported (ModuleNotFoundError" in difference(None)
     assert check_surface([POINT], host(TakesMore)) == []
 
 
 def test_attributes_count_if_declared_or_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the host's own classes are read for assignments.
     monkeypatch.setattr(Assigns, "__module__", "vllm.made_up")
-    row = replace(POINT, target="host.module:Thing", parameters=())
+    row = replace(POINT, target="vllm.module:Thing", parameters=())
     assert check_surface([replace(row, attributes=("declared", "act"))], host(Assigns)) == []
     assert difference(Assigns, replace(row, attributes=("declared", "lost", "gone"))) == (
         "Thing lacks lost, gone"

@@ -89,7 +89,7 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
         announce([f"DiffSpec is off: {note}" for note in settings.notes])
         return config
 
-    require_surface(("config",))
+    require_surface(("config",), platform=device_platform())
     problems: list[str] = []
     _parse(ours, problems, num_speculative_tokens=_depth(engine_args, rest))
     problems += _draft_path_problems(engine_args, rest)

@@ -23,19 +23,24 @@ _BLOCKS = (ast.If, ast.Try, ast.With)
 
 
 class HostSource:
-    """The package in folder ``root``, whose name is the folder's."""
+    """The package in folder ``root``, whose name is the folder's.
 
-    def __init__(self, root: Path) -> None:
+    ``beside`` are the folders of other packages whose names it may import: a class keeps the bases
+    it has there.
+    """
+
+    def __init__(self, root: Path, *beside: Path) -> None:
         self.root = root
         self.name = root.name
+        self._roots = {folder.name: folder for folder in (*beside, root)}
         self._modules: dict[str, _Module] = {}
         self._searching: set[tuple[str, str]] = set()
 
     def import_module(self, name: str) -> Any:
-        """A stand-in for the module ``name`` of this package.
+        """A stand-in for the module ``name`` of this package or one beside it.
 
         Raises:
-            ModuleNotFoundError: the package has no such file.
+            ModuleNotFoundError: there is no such file.
             SyntaxError: the file is not Python of this version.
         """
         return _ModuleView(self._module(name))
@@ -64,9 +69,9 @@ class HostSource:
 
     def _file(self, name: str) -> Path | None:
         first, *rest = name.split(".")
-        if first != self.name:
+        if first not in self._roots:
             return None
-        base = self.root.joinpath(*rest)
+        base = self._roots[first].joinpath(*rest)
         for path in (base / "__init__.py", base.with_suffix(".py")):
             if path.is_file() and (rest or path.name == "__init__.py"):
                 return path
@@ -150,9 +155,17 @@ class _Module:
                 self._made[id(node)] = self._class(node)
             elif isinstance(node, Definition):
                 self._made[id(node)] = _function(node)
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+                self._made[id(node)] = self._alias(node, node.value.id)
             else:
                 self._made[id(node)] = object()
         return self._made[id(node)]
+
+    def _alias(self, node: ast.Assign, name: str) -> Any:
+        try:
+            return self.get(name, node.lineno)
+        except AttributeError:  # a name of Python's own
+            return object()
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:
