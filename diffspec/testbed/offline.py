@@ -79,21 +79,26 @@ class OfflineEngine:
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
-        max_tokens: int,
+        max_tokens: int | Sequence[int],
         *,
         temperature: float = 0.0,
         logprobs: int | None = None,
         seed: int | None = None,
     ) -> list[Generation]:
-        """Answer all prompts (token ids) as one batch, never stopping at an end token."""
+        """Answer all prompts (token ids) as one batch, never stopping at an end token.
+
+        ``max_tokens`` is one number for all or one for each.
+        """
         from vllm import SamplingParams
+
+        most = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
 
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(ids)} for ids in prompts],
             [
                 SamplingParams(
                     temperature=temperature,
-                    max_tokens=max_tokens,
+                    max_tokens=most[i],
                     ignore_eos=True,
                     detokenize=False,
                     logprobs=logprobs,

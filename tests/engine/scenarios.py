@@ -250,6 +250,54 @@ def preempted(
     return result
 
 
+def resting(
+    pair: str, prompts: Prompts, tokens: Sequence[int], k: int, keys: dict[str, Any], **engine: Any
+) -> dict[str, Any]:
+    """Requests that come and go while the policy stops drafting: rows wait, pages change hands.
+
+    ``tokens`` has one length per prompt. ``strays`` counts rows written after a forward pass to
+    pages that the scheduler has not given to the draft's layer for a running request.
+    """
+    keys = {"diffspec_adaptive_profile": True, **keys}
+    llm = OfflineEngine(f"{pair}/target", speculative=_diffspec(pair, k, **keys), **engine)
+    cycle, drafter = llm.session.cycle, llm.session.drafter
+    scheduler = llm.llm.llm_engine.engine_core.engine_core.scheduler
+    write, flush = cycle._write, cycle.flush
+    counts = {"before": 0, "after": 0, "strays": 0}
+
+    def recorded(token_ids: Any, features: Any, slots: Any) -> Any:
+        owned = {
+            block
+            for request in scheduler.running
+            for block in scheduler.kv_cache_manager.get_block_ids(request.request_id)[
+                drafter.kv_cache_gid
+            ]
+        }
+        pages = (slots // drafter.block_size).tolist()
+        counts["after"] += len(pages)
+        counts["strays"] += sum(page not in owned for page in pages)
+        return write(token_ids, features, slots)
+
+    def before_the_step() -> None:
+        cycle._write = write
+        counts["before"] += cycle._pending.count
+        flush()
+        cycle._write = recorded
+
+    cycle._write, cycle.flush = recorded, before_the_step
+    answers = llm.generate(prompts, list(tokens))
+    groups = llm.worker.model_runner.kv_cache_config
+    return {
+        "tokens": [a.token_ids for a in answers],
+        "written": counts,
+        "rested": cycle.counters.zero["no_gain"],
+        "drafts": llm.counters().drafts,
+        "groups": len(groups.kv_cache_groups),
+        "shared": max(len(tensor.shared_by) for tensor in groups.kv_cache_tensors),
+        "faults": dict(cycle.faults.counts),
+    }
+
+
 def real_text(
     target: str,
     draft: str,
