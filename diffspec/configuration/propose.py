@@ -119,7 +119,7 @@ def _judge(target: Checkpoint, draft: Checkpoint, host: str, ranks: int) -> list
         if on_vllm and host == host_range()[0]:
             continue
         # Left to the command line, or to a host that is not known yet.
-        left = row.id in ("multimodal", "tensor_parallel") or (on_vllm and host == "none")
+        left = row.id == "multimodal" or (on_vllm and host == "none")
         (notes if left else problems).append(row.message.format(f=facts))
     if problems:
         raise ConfigError(*problems)

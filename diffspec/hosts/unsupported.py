@@ -19,7 +19,7 @@ Where = Literal["config", "load"]
 READABLE_BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 
 #: Rows that say "not tested on this host" of vLLM's own hosts, or name their attention backends.
-NOT_ON_ASCEND = frozenset({"tensor_parallel", "hybrid_target", "attention_backend"})
+NOT_ON_ASCEND = frozenset({"hybrid_target", "attention_backend"})
 
 _MODEL_TYPES = ("bfloat16", "float16", "float32")
 _PLAIN_ROPE = ("default", "llama3", "linear", "yarn")
@@ -201,13 +201,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         "--attention-backend FLASH_ATTN or TRITON_ATTN",
         "config",
         lambda f: f.attention_backend not in (None, *READABLE_BACKENDS),
-    ),
-    Unsupported(
-        "tensor_parallel",
-        "tensor parallelism",
-        "--tensor-parallel-size {f.tensor_parallel_size}: not tested yet on this host; use 1",
-        "config",
-        lambda f: _above_one(f.tensor_parallel_size),
     ),
     Unsupported(
         "draft_tensor_parallel",

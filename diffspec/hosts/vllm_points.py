@@ -196,4 +196,27 @@ VLLM_POINTS: tuple[TouchPoint, ...] = (
             "block_table_tensor slot_mapping num_reqs num_actual_tokens"
         ),
     ),
+    TouchPoint(
+        "vllm.distributed.parallel_state:get_tp_group",
+        "called",
+        "worker",
+        "find the ranks that hold the model together",
+        "they decide together and add up the masses of their heads",
+    ),
+    TouchPoint(
+        "vllm.distributed.parallel_state:GroupCoordinator",
+        "read",
+        "worker",
+        "know this rank; sum a few numbers per step over the group of CPU processes",
+        "what changes the order of collective calls must be the same on all ranks",
+        attributes=names("rank_in_group world_size cpu_group"),
+    ),
+    TouchPoint(
+        "vllm.distributed.parallel_state:GroupCoordinator.all_gather",
+        "called",
+        "load",
+        "bring the masses of all ranks' heads together",
+        "selections are the same on all ranks",
+        parameters=names("self input_ dim"),
+    ),
 )

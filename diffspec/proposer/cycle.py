@@ -25,6 +25,7 @@ from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
 from diffspec.proposer.pending import PendingRows
+from diffspec.proposer.refresh import Refresh
 from diffspec.proposer.resting import Resting
 from diffspec.proposer.slots import NOT_DENSE, NOTHING, SlotTable
 from diffspec.proposer.working_set import WorkingSet
@@ -33,15 +34,16 @@ logger = logging.getLogger("vllm.diffspec")
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """Who drafts in this step: members ``[m]`` of the batch in the order of their ``slots``
-    ``[m]``, the depths ``[m]`` they submit and the tokens ``[m]`` they draft, at least 1 each: a
-    shadow draft submits nothing."""
+    ``[m]``, the depths ``[m]`` they submit, the tokens ``[m]`` they draft, at least 1 each (a
+    shadow draft submits nothing), and whose working caches ``[m]`` are due to be made anew."""
 
     members: IntArray
     slots: IntArray
     depths: IntArray
     chains: IntArray
+    due: BoolArray
 
 
 class DraftingCycle:
@@ -78,6 +80,7 @@ class DraftingCycle:
         self._canonical: CanonicalCache | None = None
         self._step: StepTimes | None = None
         self._shadow_depth = 0
+        self._refresh = Refresh(self.slots, working_set, self.interval, self.counters)
         self._resting = Resting(self.counters, self.faults)
         # Requests and tokens of the last step; how much of a selection stays, lately.
         self._load = (0, 0)
@@ -140,7 +143,7 @@ class DraftingCycle:
                 self.slots.drop_all()
                 drafts = [[] for _ in batch.request_ids]
         if self.faults.total == faults:
-            self.faults.clear_run()
+            self._went_well()
         elif work is not None:
             self.counters.zero["fault"] += len(work.members)
         self._note(batch, drafts, *before)
@@ -202,6 +205,17 @@ class DraftingCycle:
         self.faults.record("ingesting verified rows", error)
         self._resting.left = 0
         self.slots.drop_all()
+        self._mark_lost(host_slots)
+
+    def unusable(
+        self, count: int, host_slots: Tensor, error: BaseException
+    ) -> list[list[int]]:
+        """Instead of :meth:`run` where ``error`` let no batch be made of a step of ``count``
+        requests, with rows at ``host_slots`` ``[n]``; returns as many empty drafts."""
+        self.lost(host_slots, error)
+        return [[] for _ in range(count)]
+
+    def _mark_lost(self, host_slots: Tensor) -> None:
         try:
             if self._canonical is not None:
                 if self._pending is not None:
@@ -224,7 +238,10 @@ class DraftingCycle:
 
     # Steps of a cycle.
 
-    def _plan(self, batch: StepBatch) -> _Work | None:
+    def _went_well(self) -> None:
+        self.faults.clear_run()
+
+    def _plan(self, batch: StepBatch) -> Work | None:
         """Learn from the step and decide who drafts; None if nobody does."""
         if self.faults.gave_up:
             self.counters.zero["fault"] += int(np.count_nonzero(batch.drafting))
@@ -261,7 +278,7 @@ class DraftingCycle:
                 self.counters.shadow_hits += int(ended[2].sum())
                 self.policy.observe_shadows(*ended)
 
-    def _decide(self, batch: StepBatch, slots: IntArray) -> _Work | None:
+    def _decide(self, batch: StepBatch, slots: IntArray) -> Work | None:
         members = np.flatnonzero(batch.drafting & (slots >= 0))
         if not members.size:
             return None
@@ -293,7 +310,9 @@ class DraftingCycle:
             if plan.rest and everyone and left.min() > plan.rest:
                 self._resting.grant(plan.rest, slots[members])
             return None
-        return _Work(members[keep], slots[members[keep]], depths[keep], chains[keep])
+        members = members[keep]
+        due = self._refresh.due(batch, members, slots[members])
+        return Work(members, slots[members], depths[keep], chains[keep], due)
 
     def _ingest(self, batch: StepBatch, *, wait: bool) -> Projection | None:
         """Write the step's rows to the canonical cache; None if they wait or are lost."""
@@ -324,9 +343,9 @@ class DraftingCycle:
         return projection
 
     def _draft(
-        self, batch: StepBatch, work: _Work, projection: Projection, drafts: list[list[int]]
+        self, batch: StepBatch, work: Work, projection: Projection, drafts: list[list[int]]
     ) -> None:
-        ready, rebuilt = self._refresh(batch, work.members, work.slots, projection)
+        ready, rebuilt = self._refresh.run(batch, work.members, work.slots, work.due, projection)
         self.counters.zero["not_ready"] += int(np.count_nonzero(~ready & (work.depths > 0)))
         members, at = work.members[ready], work.slots[ready]
         depths, chains = work.depths[ready], work.chains[ready]
@@ -351,45 +370,6 @@ class DraftingCycle:
             self._shadow_depth = int(chains[secret].max())
             self.slots.keep_shadows(at[secret], batch.lengths[members[secret]], secrets)
         self.counters.drafted += int(depths.sum())
-
-    def _refresh(
-        self, batch: StepBatch, members: IntArray, slots: IntArray, projection: Projection
-    ) -> tuple[BoolArray, IntArray]:
-        """Bring the working caches up to this step; returns which members can be drafted, and the
-        slots whose selection was made anew by scoring."""
-        begin = time.perf_counter()
-        table, geometry = self.slots, self.geometry
-        lengths = batch.lengths[members]
-        new = batch.row_starts[members + 1] - batch.row_starts[members]
-        current = table.end[slots] == lengths - new
-        rows = table.rows[slots] + new
-        ahead = rows - table.base[slots] + geometry.depth
-        overdue = self.interval.overdue(slots, table.steps[slots] + 1, ahead) & (rows != lengths)
-        due = ~current | overdue | (rows + geometry.depth - 1 > geometry.budget)
-
-        keep, redo = np.flatnonzero(~due), np.flatnonzero(due)
-        scored = slots[:0]
-        if keep.size:
-            at = slots[keep]
-            self.working_set.append(batch, members[keep], at, table.rows[at], projection)
-            table.rows[at] = rows[keep]
-            table.steps[at] += 1
-        if redo.size:
-            at = slots[redo]
-            table.end[at] = NOTHING
-            if not current[redo].all():
-                self.working_set.clear(at[~current[redo]])
-            table.rows[at] = table.base[at] = self.working_set.rebuild(batch, members[redo], at)
-            self.interval.renewed(at)
-            # A first rebuild starts each slot at another step: retrievals spread over steps.
-            table.steps[at] = np.where(current[redo], 0, at % geometry.interval)
-            scored = at[~geometry.whole(lengths[redo])]
-            self.counters.rebuilds += int(redo.size)
-            self.counters.retrievals += int(scored.size)
-        ready: BoolArray = table.rows[slots] > 0
-        table.end[slots] = np.where(ready, lengths, NOTHING)
-        self.counters.seconds["retrieve"] += time.perf_counter() - begin
-        return ready, scored
 
     def _note(
         self,

@@ -32,6 +32,10 @@ class PendingRows:
         """Bytes held for good."""
         return self._features.nbytes + self._tokens.nbytes + self._slots.nbytes
 
+    def fits(self, rows: int) -> bool:
+        """Whether there is room for so many more."""
+        return self.count + rows <= self._tokens.shape[0]
+
     def put(self, token_ids: Tensor, features: Tensor, slots: Tensor) -> bool:
         """Put a step's rows aside; False, and nothing is done, if there is no room.
 
@@ -40,9 +44,9 @@ class PendingRows:
             features: ``[n, width]``.
             slots: ``[n]``, host slots, any integer type.
         """
-        first, last = self.count, self.count + token_ids.shape[0]
-        if last > self._tokens.shape[0]:
+        if not self.fits(token_ids.shape[0]):
             return False
+        first, last = self.count, self.count + token_ids.shape[0]
         self._features[first:last].copy_(features)
         self._tokens[first:last].copy_(token_ids)
         self._slots[first:last].copy_(slots)

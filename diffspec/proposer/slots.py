@@ -40,7 +40,7 @@ class SlotTable:
         base: ``[slots]``, rows right after the last rebuild; those past it were appended.
         end: ``[slots]``, context length the working cache is current for, or ``NOTHING``.
         steps: ``[slots]``, verification steps since the last rebuild.
-        last_ids: request ids of the last batch asked about.
+        last_ids, last_slots: request ids of the last batch asked about, and their slots ``[b]``.
         shadows: secretly drafted chains that are being compared, by slot; few at a time.
     """
 
@@ -54,7 +54,7 @@ class SlotTable:
         self._free = list(range(slots))  # a heap: low slots first keeps a batch's slots together
         self._owner: dict[str, int] = {}
         self.last_ids: list[str] = []
-        self._last_slots = np.zeros(0, dtype=np.int64)
+        self.last_slots = np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._owner)
@@ -62,14 +62,14 @@ class SlotTable:
     def of(self, request_ids: Sequence[str], wanted: np.ndarray) -> IntArray:
         """Slots ``[b]`` of the requests; one without a slot gets one if ``wanted`` and free."""
         ids = list(request_ids)
-        if ids == self.last_ids and not np.any(wanted & (self._last_slots < 0) & bool(self._free)):
-            return self._last_slots
+        if ids == self.last_ids and not np.any(wanted & (self.last_slots < 0) & bool(self._free)):
+            return self.last_slots
         slots = np.fromiter(
             (self._find(rid, bool(w)) for rid, w in zip(ids, wanted, strict=True)),
             dtype=np.int64,
             count=len(ids),
         )
-        self.last_ids, self._last_slots = ids, slots
+        self.last_ids, self.last_slots = ids, slots
         return slots
 
     def _find(self, request_id: str, wanted: bool) -> int:
@@ -88,8 +88,12 @@ class SlotTable:
             heapq.heappush(self._free, slot)
             self.shadows.pop(slot, None)
             self.end[slot] = NOTHING
-            self.last_ids, self._last_slots = [], self._last_slots[:0]
+            self.last_ids, self.last_slots = [], self.last_slots[:0]
         return slot
+
+    def owners(self) -> list[str]:
+        """The requests that have a slot."""
+        return list(self._owner)
 
     def drop(self, request_id: str) -> None:
         """The request keeps its slot, but its working cache is void (preemption)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.compact_kv.working import WorkingCache
-from diffspec.proposer.batch import FloatArray, IntArray, StepBatch, on_device
+from diffspec.proposer.batch import BoolArray, FloatArray, IntArray, StepBatch, on_device
 from diffspec.proposer.head import Projection
 from diffspec.proposer.slots import NOT_DENSE, first_if_consecutive
 from diffspec.retrieval.scoring import ChunkScorer
@@ -154,6 +154,31 @@ class WorkingSet:
             part = slice(first, first + self._group)
             rows[part] = self._rebuild(batch, members[part], slots[part])
         return rows
+
+    def scored(self, lengths: IntArray) -> list[tuple[int, int]]:
+        """The shapes of the masses that a :meth:`rebuild` of such contexts ``[m]`` asks for."""
+        shapes = []
+        for first in range(0, len(lengths), self._group):
+            part = lengths[first : first + self._group]
+            if (compact := part[~self.geometry.whole(part)]).size:
+                shapes.append((len(compact), -(-int(compact.max()) // self.geometry.chunk)))
+        return shapes
+
+    def ends_in_hole(self, batch: StepBatch, members: IntArray) -> BoolArray:
+        """Whether the newest rows of each of ``members`` ``[m]`` lie in a hole; waits for the
+        device where there are holes at all."""
+        lengths = batch.lengths[members]
+        device = self.working.k.device
+        last = -(-lengths // self.geometry.chunk) - 1
+        blocked = self._blocked(
+            batch.draft_table[on_device(members, device)],
+            on_device(lengths, device),
+            int(last.max(initial=0)) + 1,
+        )
+        if blocked is None:
+            return np.zeros(len(members), dtype=np.bool_)
+        ends: BoolArray = blocked.cpu().numpy()[np.arange(len(members)), last]
+        return ends
 
     def _rebuild(self, batch: StepBatch, members: IntArray, slots: IntArray) -> IntArray:
         assert self._canonical is not None, "bind() comes first"

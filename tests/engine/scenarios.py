@@ -237,6 +237,57 @@ def recall_plain(
     }
 
 
+def tensor_parallel(
+    pair: str, prompts: Prompts, tokens: int, k: int, keys: dict[str, Any], **engine: Any
+) -> dict[str, Any]:
+    """Two ranks; with pinned depth, also what a fault on one of them alone does."""
+    speculative = _diffspec(pair, k, **keys)
+    llm = OfflineEngine(
+        f"{pair}/target", speculative=speculative, tensor_parallel_size=2, **engine
+    )
+    result: dict[str, Any] = {}
+
+    def note(way: str) -> None:
+        before = llm.counters()
+        result[way] = _run(llm, prompts, tokens)
+        result[way]["accepted_share"] = (llm.counters() - before).accepted_share
+
+    note("batch")
+    if not speculative["diffspec_adaptive_profile"]:
+        llm.llm.collective_rpc(_break_one_rank, args=(1,))
+        note("one_broken")
+        note("healed")
+    result["ranks"] = llm.llm.collective_rpc(_rank_facts)
+    return result
+
+
+def _break_one_rank(worker: Any, broken: int) -> None:
+    """Every eleventh draft step fails on one rank, three times in all."""
+    if worker.rank != broken:
+        return
+    head, calls = worker.diffspec.cycle.head, iter(range(10**9))
+    best = head.best_tokens
+
+    def sometimes(hidden: Any) -> Any:
+        call = next(calls)
+        if call in (11, 22, 33):
+            raise RuntimeError("injected")
+        return best(hidden)
+
+    head.best_tokens = sometimes
+
+
+def _rank_facts(worker: Any) -> dict[str, Any]:
+    cycle = worker.diffspec.cycle
+    return {
+        "heads": [cycle.head.parts.kv_heads, cycle.working_set.working.k.shape[1]],
+        "retrievals": cycle.counters.retrievals,
+        "slots": cycle.slots.count,
+        "gave_up": cycle.faults.gave_up,
+        "faults": dict(cycle.faults.counts),
+    }
+
+
 def preempted(
     pair: str, prompts: Prompts, tokens: int, k: int, keys: dict[str, Any], **engine: Any
 ) -> dict[str, Any]:

@@ -26,10 +26,13 @@ from diffspec.proposer.batch import StepBatch
 from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.head import DraftHead
 from diffspec.proposer.pending import PendingRows
+from diffspec.proposer.ranked_cycle import RankedCycle
+from diffspec.proposer.ranks import Collectives
 from diffspec.proposer.working_set import Geometry, WorkingSet
 from diffspec.retrieval.scoring import ChunkScorer
 from diffspec.retrieval.selection import SelectionPlan
 from tests.unit import tiny_draft as tiny
+from tests.unit.gloo_ranks import WHOLE, Share
 from tests.unit.naive import Array
 
 TARGET_HEADS, TARGET_KV, TARGET_DIM = 4, 2, 8
@@ -145,10 +148,12 @@ def features_at(request: Request, position: int, what: str, size: int) -> Array:
 
 
 class Host:
-    """The engine around one :class:`DraftingCycle`."""
+    """The engine around one :class:`DraftingCycle`, or one rank's ``share`` of it."""
 
-    def __init__(self, shape: Shape, *, seed: int = 0, feed_normed: bool = False) -> None:
-        self.shape, self.rng = shape, np.random.default_rng(seed)
+    def __init__(
+        self, shape: Shape, *, seed: int = 0, feed_normed: bool = False, share: Share = WHOLE
+    ) -> None:
+        self.shape, self.rng, self.share = shape, np.random.default_rng(seed), share
         self.draft = tiny.TinyDraft(seed, feed_normed=feed_normed)
         self.broken: str | None = None
         self.requests: list[Request] = []
@@ -164,37 +169,47 @@ class Host:
         shape, page = self.shape, self.shape.page
         angles = np.outer(np.arange(shape.budget), tiny.BASE ** (-np.arange(0, 1, 2 / tiny.DIM)))
         table = torch.from_numpy(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))
+        parts = self.draft.parts(self._trip, self.share)
+        together = None
+        if self.share.ranks is not None:
+            together = Collectives(
+                self.share.ranks, parts, hidden=tiny.HIDDEN, dtype=torch.float32, device=CPU
+            )
+            parts = together.parts
+        heads, kv_heads = self.share.count(TARGET_HEADS), self.share.count(TARGET_KV)
         working = WorkingCache(
-            slots=shape.slots, budget=shape.budget, heads=tiny.KV_HEADS, head_dim=tiny.DIM,
+            slots=shape.slots, budget=shape.budget, heads=parts.kv_heads, head_dim=tiny.DIM,
             dtype=torch.float32, device=CPU,
             rope=LocalRope(table, neox_style=True, dtype=torch.float32),
         )  # fmt: skip
         scorer = ChunkScorer(
-            block_size=page, query_heads=TARGET_HEADS, kv_heads=TARGET_KV, head_dim=TARGET_DIM,
+            block_size=page, query_heads=heads, kv_heads=kv_heads, head_dim=TARGET_DIM,
             dtype=torch.float32, scale=TARGET_SCALE, chunk_size=shape.chunk,
             max_model_len=shape.max_len, max_requests=min(8, shape.slots), device=CPU,
+            reduce=together.add_masses if together else None, total_query_heads=TARGET_HEADS,
         )  # fmt: skip
         geometry = Geometry(
             chunk=shape.chunk, budget=shape.budget, interval=shape.interval, depth=shape.depth,
             max_model_len=shape.max_len,
         )  # fmt: skip
         self.working_set = WorkingSet(geometry, shape.plan, working, scorer)
-        head = DraftHead(self.draft.parts(self._trip))
+        head = DraftHead(parts)
         interval = RetrievalInterval(shape.slots, interval=shape.interval, reach=shape.reach)
         width = tiny.AUX * tiny.TARGET_HIDDEN
         pending = PendingRows(shape.waiting, width, torch.float32, CPU)
-        self.cycle = DraftingCycle(head, self.working_set, self.policy, interval, pending)
+        made = (head, self.working_set, self.policy, interval, pending)
+        self.cycle = RankedCycle(together, *made) if together else DraftingCycle(*made)
 
-        row = 2 * tiny.KV_HEADS * tiny.DIM
+        row = 2 * parts.kv_heads * tiny.DIM
         stride = (page + 2) * row  # padded, and never written: NaN wherever nothing was stored
         storage = torch.full((shape.blocks * stride,), torch.nan)
         pages = storage.as_strided((shape.blocks, page, row), (stride, row, 1))
         self.canonical = CanonicalCache(
-            pages, block_size=page, heads=tiny.KV_HEADS, head_dim=tiny.DIM
+            pages, block_size=page, heads=parts.kv_heads, head_dim=tiny.DIM
         )
         self.draft_pages = pages
-        self.target_pages = torch.full((shape.blocks, TARGET_KV, TARGET_DIM, page), torch.nan)
-        places = torch.arange(self.target_pages[0].numel()).view(TARGET_KV, TARGET_DIM, page)
+        self.target_pages = torch.full((shape.blocks, kv_heads, TARGET_DIM, page), torch.nan)
+        places = torch.arange(self.target_pages[0].numel()).view(kv_heads, TARGET_DIM, page)
         scorer.bind(KeyPages(self.target_pages, places.permute(2, 0, 1).contiguous()))
         self.cycle.bind(self.canonical)
         rebuild = self.working_set.rebuild
@@ -310,6 +325,7 @@ class Host:
         for position in range(start, scheduled):  # rejected rows are written, too
             block = self.target_block[request.blocks[position // shape.page]]
             key = torch.from_numpy(self.key(request, position)).float()
+            key = key[self.share.heads(TARGET_KV)]
             self.target_pages[block, :, :, position % shape.page] = key
         query = features_at(request, length - 1, "query", TARGET_HEADS * TARGET_DIM)
         slots = [
@@ -351,7 +367,9 @@ class Host:
             drafted=np.array([row.drafted for row in rows]),
             accepted=np.array([row.accepted for row in rows]),
             sampled=np.array([row.sampled if row.drafting else -1 for row in rows]),
-            query=torch.from_numpy(np.stack([row.query for row in rows])).float(),
+            query=torch.from_numpy(
+                np.stack([row.query[self.share.heads(TARGET_HEADS)] for row in rows])
+            ).float(),
             draft_table=torch.from_numpy(table).int(),
             target_table=torch.from_numpy(self.target_block[table]).int(),
         )

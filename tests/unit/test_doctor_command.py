@@ -367,7 +367,6 @@ def test_a_draft_that_is_not_here(ask: Ask) -> None:
     ("words", "id"),
     [
         (("--async-scheduling",), "async_scheduling"),
-        (("-tp", "4"), "tensor_parallel"),
         (("--pipeline-parallel-size=2",), "pipeline_parallel"),
         (("--data_parallel_size", "2"), "data_parallel"),
         (("-dcp", "2"), "decode_context_parallel"),
@@ -394,7 +393,7 @@ def test_flags_that_are_refused(ask: Ask, words: tuple[str, ...], id: str) -> No
         ("--kv-cache-dtype", "auto"),
         ("--kv-cache-dtype", "bfloat16"),
         ("--dtype", "half", "--kv-cache-dtype", "float16"),
-        ("-tp", "1", "-dp", "1"),
+        ("-tp", "2", "-dp", "1"),
         ("--no-async-scheduling", "--no-enable-lora"),
         ("--attention-backend", "FLASHINFER"),  # the CPU build does not ask
     ],

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("launch_environment")
 
 
 FLAGS: list[tuple[dict[str, Any], str]] = [
-    ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
     ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
     ({"data_parallel_size": 2}, "--data-parallel-size 2"),
     ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 2"),

@@ -50,7 +50,7 @@ class Cycle:
     def timed(self, **seconds: float | None) -> None:
         self.seconds = seconds
 
-    def lost(self, slots: torch.Tensor, error: BaseException) -> None:
+    def unusable(self, count: int, slots: torch.Tensor, error: BaseException) -> Any:
         raise error
 
 

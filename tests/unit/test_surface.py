@@ -170,10 +170,6 @@ TRIGGERS: dict[str, tuple[dict[str, Any], str]] = {
         {"attention_backend": "FLASHINFER"},
         "attention backend FLASHINFER: DiffSpec cannot read its pages",
     ),
-    "tensor_parallel": (
-        {"tensor_parallel_size": 4, "draft_tensor_parallel_size": 4},
-        "--tensor-parallel-size 4",
-    ),
     "draft_tensor_parallel": (
         {"tensor_parallel_size": 1, "draft_tensor_parallel_size": 2},
         "draft_tensor_parallel_size = 2",

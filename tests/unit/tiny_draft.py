@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffspec.proposer.head import DraftParts
+from tests.unit.gloo_ranks import WHOLE, Share
 from tests.unit.naive import Array
 
 HIDDEN, HEADS, KV_HEADS, DIM = 32, 4, 2, 8
@@ -73,12 +74,22 @@ class TinyDraft:
         normed = _norm(total, w["norm_final"])
         return w["logits"] @ normed, normed if self.feed_normed else total
 
-    def parts(self, trip: Callable[[str], None]) -> DraftParts:
-        """The same head in torch; ``trip(name)`` runs first in ``combine`` and ``output``.
+    def parts(self, trip: Callable[[str], None], share: Share = WHOLE) -> DraftParts:
+        """The same head in torch, or one rank's share of it; ``trip(name)`` runs first in
+        ``combine``, ``qkv``, ``output`` and ``logits``.
 
         The fused norms work in place on both arguments, as a host's kernels do.
         """
         w = {name: torch.from_numpy(array).float() for name, array in self.w.items()}
+        first, embedding = share.rows(w["embed"])
+        _, w["logits"] = share.rows(w["logits"])
+        for name in ("gate", "up"):
+            _, w[name] = share.rows(w[name])
+        for name in ("down", "output"):
+            w[name] = share.rows(w[name].T)[1].T
+        q, k, v = w["qkv"].view(-1, DIM, 2 * HIDDEN).split((HEADS, KV_HEADS, KV_HEADS))
+        heads, groups = share.heads(HEADS), share.heads(KV_HEADS)
+        w["qkv"] = torch.cat((q[heads], k[groups], v[groups])).flatten(0, 1)
 
         def linear(name: str) -> Callable[[Tensor], Tensor]:
             def apply(x: Tensor) -> Tensor:
@@ -98,22 +109,28 @@ class TinyDraft:
             return apply
 
         def mlp(x: Tensor) -> Tensor:
-            return F.linear(F.silu(F.linear(x, w["gate"])) * F.linear(x, w["up"]), w["down"])
+            gated = F.silu(F.linear(x, w["gate"])) * F.linear(x, w["up"])
+            return share.summed(F.linear(gated, w["down"]))
+
+        def embed(ids: Tensor) -> Tensor:
+            mine = (ids >= first) & (ids < first + len(embedding))
+            rows = F.embedding(torch.where(mine, ids - first, 0), embedding)
+            return share.summed(rows * mine.unsqueeze(-1))
 
         return DraftParts(
-            embed=lambda ids: F.embedding(ids, w["embed"]),
+            embed=embed,
             combine=linear("combine"),
             norm_embed=norm("norm_embed"),
             norm_feature=lambda x: (norm("norm_feature")(x), x),
             qkv=linear("qkv"),
-            output=linear("output"),
+            output=lambda x: share.summed(linear("output")(x)),
             norm_attention=fused("norm_attention"),
             mlp=mlp,
             norm_final=fused("norm_final"),
-            logits=linear("logits"),
+            logits=lambda x: share.joined(linear("logits")(x)),
             to_target=torch.from_numpy(self.to_target),
-            query_heads=HEADS,
-            kv_heads=KV_HEADS,
+            query_heads=share.count(HEADS),
+            kv_heads=share.count(KV_HEADS),
             head_dim=DIM,
             scale=SCALE,
             feed_normed=self.feed_normed,

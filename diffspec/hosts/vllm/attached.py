@@ -22,6 +22,7 @@ from diffspec.hosts.surface import HostError
 from diffspec.hosts.vllm.draft_parts import Rotate, build_parts, build_rope, check_parts
 from diffspec.hosts.vllm.memory import build_cycle
 from diffspec.hosts.vllm.query_tap import QueryTap
+from diffspec.hosts.vllm.ranks import tensor_parallel_ranks
 from diffspec.hosts.vllm.target_layer import find_scored_layer, group_of, read_key_pages
 from diffspec.proposer.batch import StepBatch
 from diffspec.proposer.cycle import DraftingCycle
@@ -125,6 +126,8 @@ class AttachedSession:
                 feature_width=self._feature_width(),
                 allowed_depths=self.allowed_depths(),
                 least_depth=self.least_depth(),
+                ranks=tensor_parallel_ranks(),
+                hidden=model.model.embed_tokens.weight.shape[-1],
                 dtype=dtype,
                 device=drafter.device,
             )
@@ -302,8 +305,7 @@ class AttachedSession:
         try:
             batch = build()
         except Exception as error:
-            self.cycle.lost(slots, error)
-            return [[] for _ in range(count)]
+            return self.cycle.unusable(count, slots, error)
         if batch is None:
             self._ended = time.perf_counter()
             return [[] for _ in range(count)]

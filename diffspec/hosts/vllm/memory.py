@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
@@ -16,6 +17,8 @@ from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.head import DraftHead
 from diffspec.proposer.pending import PendingRows
+from diffspec.proposer.ranked_cycle import RankedCycle
+from diffspec.proposer.ranks import Collectives, Ranks
 from diffspec.proposer.working_set import Geometry, WorkingSet
 from diffspec.retrieval.scoring import ChunkScorer
 from diffspec.retrieval.selection import SelectionPlan
@@ -34,6 +37,16 @@ def slot_count(*, memory: int, slot_bytes: int, max_num_seqs: int) -> int:
     return max(1, min(max_num_seqs, int(memory * SLOT_SHARE) // slot_bytes))
 
 
+def _fewest(slots: int, ranks: Ranks | None) -> int:
+    """What the rank with the least memory has: all ranks need the same slots."""
+    if ranks is None:
+        return slots
+    every = np.zeros(ranks.size, dtype=np.int64)
+    every[ranks.rank] = slots
+    ranks.add(every)
+    return int(every.min())
+
+
 def build_cycle(
     settings: DiffSpecSettings,
     head: DraftHead,
@@ -48,6 +61,8 @@ def build_cycle(
     feature_width: int,
     allowed_depths: tuple[int, ...] | None,
     least_depth: int,
+    ranks: Ranks | None,
+    hidden: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DraftingCycle:
@@ -60,13 +75,20 @@ def build_cycle(
         feature_width: elements of a row's auxiliary target features.
         allowed_depths: the depths the host has decode graphs for; None for any.
         least_depth: what every request must draft at least.
+        ranks: the tensor-parallel ranks; None where there is one. Buffers hold this rank's heads.
+        hidden: elements of a row of the draft.
     """
+    together = None
+    if ranks is not None:
+        together = Collectives(ranks, head.parts, hidden=hidden, dtype=dtype, device=device)
+        head = DraftHead(together.parts)
     parts = head.parts
     size = WorkingCache.slot_bytes(
         budget=settings.token_budget, heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype
     )
+    slots = slot_count(memory=memory, slot_bytes=size, max_num_seqs=max_num_seqs)
     working = WorkingCache(
-        slots=slot_count(memory=memory, slot_bytes=size, max_num_seqs=max_num_seqs),
+        slots=_fewest(slots, ranks),
         budget=settings.token_budget,
         heads=parts.kv_heads,
         head_dim=parts.head_dim,
@@ -87,6 +109,8 @@ def build_cycle(
         max_model_len=max_model_len,
         max_requests=min(RETRIEVAL_GROUP, max_num_seqs),
         device=device,
+        reduce=None if together is None else together.add_masses,
+        total_query_heads=scored_layer.num_heads * (1 if ranks is None else ranks.size),
         kernels=kernels_for(device),
     )
     geometry = Geometry(
@@ -111,7 +135,7 @@ def build_cycle(
     )
     working_set = WorkingSet(geometry, plan, working, scorer)
     policy: DepthPolicy = FixedDepth(depth)
-    if settings.adaptive_profile:
+    if settings.adaptive_profile and (ranks is None or ranks.rank == 0):
         limits = DepthLimits(
             depth,
             least=least_depth,
@@ -122,4 +146,5 @@ def build_cycle(
         policy = AdaptiveDepth(working.k.shape[0], limits)
     waiting = WAITING_STEPS * min(max_num_seqs, WAITING_REQUESTS)
     pending = PendingRows(waiting, feature_width, dtype, device)
-    return DraftingCycle(head, working_set, policy, interval, pending)
+    cycle = (head, working_set, policy, interval, pending)
+    return DraftingCycle(*cycle) if together is None else RankedCycle(together, *cycle)

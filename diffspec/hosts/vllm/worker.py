@@ -44,6 +44,7 @@ def attach(
         HostError: the runner or drafter is not the one whose surface was checked.
         ConfigError: the flags came out as something DiffSpec refuses.
     """
+    from vllm.distributed.parallel_state import get_tp_group
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode.eagle import EagleProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -63,7 +64,8 @@ def attach(
     config = worker.vllm_config.speculative_config
     settings = DiffSpecSettings.from_payload(config.diffspec)
     session = session_class(drafter, runner, settings, memory=memory)
-    session.telemetry = ChannelWriter(channel_of(config))
+    leads = get_tp_group().rank_in_group == 0  # what the others would say is the same or nothing
+    session.telemetry = ChannelWriter(channel_of(config) if leads else None)
     return session
 
 
