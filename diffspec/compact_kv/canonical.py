@@ -50,8 +50,7 @@ class CanonicalCache:
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write unrotated ``k`` and ``v`` ``[n, heads, head_dim]`` at ``slots`` ``[n]``."""
         self._put(self.row_of(slots), k, v)
-        if self.has_holes:
-            self._heal(slots)
+        self.heal(slots)
 
     def _put(self, rows: Tensor, k: Tensor, v: Tensor) -> None:
         self.rows.index_copy_(0, rows, torch.stack((k, v), dim=1).flatten(1))
@@ -74,8 +73,11 @@ class CanonicalCache:
         self.holes[torch.unique(slots[slots >= 0] // self.block_size)] = True
         self.has_holes = True
 
-    def _heal(self, slots: Tensor) -> None:
-        # Rewritten from its first row, a page is whole again: what follows is written in order.
+    def heal(self, slots: Tensor) -> None:
+        """Pages whose first row is among ``slots`` ``[n]`` are whole again: what follows is written
+        in order."""
+        if not self.has_holes:
+            return
         firsts = slots[slots % self.block_size == 0]
         self.holes[firsts // self.block_size] = False
         self.has_holes = bool(self.holes.any())

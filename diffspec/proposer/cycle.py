@@ -207,9 +207,7 @@ class DraftingCycle:
         self.slots.drop_all()
         self._mark_lost(host_slots)
 
-    def unusable(
-        self, count: int, host_slots: Tensor, error: BaseException
-    ) -> list[list[int]]:
+    def unusable(self, count: int, host_slots: Tensor, error: BaseException) -> list[list[int]]:
         """Instead of :meth:`run` where ``error`` let no batch be made of a step of ``count``
         requests, with rows at ``host_slots`` ``[n]``; returns as many empty drafts."""
         self.lost(host_slots, error)

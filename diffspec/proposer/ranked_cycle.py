@@ -76,9 +76,7 @@ class RankedCycle(DraftingCycle):
         self._resting.take()
         return True
 
-    def unusable(
-        self, count: int, host_slots: Tensor, error: BaseException
-    ) -> list[list[int]]:
+    def unusable(self, count: int, host_slots: Tensor, error: BaseException) -> list[list[int]]:
         """As of :class:`DraftingCycle`; the step is lost on all ranks."""
         if not self._off:
             self._begin()
@@ -92,6 +90,12 @@ class RankedCycle(DraftingCycle):
         """Rows were not written on this rank: told to all when they agree the next time."""
         self.faults.record("ingesting verified rows", error)
         self._wrong[_UNWRITTEN] = 1
+        assert self._canonical is not None, "bind() comes first"
+        try:  # holes decide who is drafted for, so until then they are as on the other ranks
+            for slots in self._written:
+                self._canonical.heal(slots)
+        except Exception as second:
+            raise OutOfStep(f"DiffSpec: lost rows cannot be noted: {second}") from second
         if self._pending is not None:  # they are among those that were to be written
             self._pending.clear()
 

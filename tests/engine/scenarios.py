@@ -242,9 +242,7 @@ def tensor_parallel(
 ) -> dict[str, Any]:
     """Two ranks; with pinned depth, also what a fault on one of them alone does."""
     speculative = _diffspec(pair, k, **keys)
-    llm = OfflineEngine(
-        f"{pair}/target", speculative=speculative, tensor_parallel_size=2, **engine
-    )
+    llm = OfflineEngine(f"{pair}/target", speculative=speculative, tensor_parallel_size=2, **engine)
     result: dict[str, Any] = {}
 
     def note(way: str) -> None:

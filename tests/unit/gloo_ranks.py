@@ -45,8 +45,7 @@ class Share:
 
     def rows(self, weight: Tensor) -> tuple[int, Tensor]:
         """This rank's rows of a weight whose rows the ranks divide, and the first one's number."""
-        each = weight.shape[0] // self.size
-        assert each * self.size == weight.shape[0]
+        each = -(-weight.shape[0] // self.size)
         return self.rank * each, weight[self.rank * each : (self.rank + 1) * each].contiguous()
 
     def summed(self, x: Tensor) -> Tensor:

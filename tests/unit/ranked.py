@@ -157,9 +157,7 @@ def play(script: Script, shape: Shape, share: Share = WHOLE) -> Seen:
     return serving.seen
 
 
-def _rank(
-    rank: int, size: int, folder: str, script: Script, shape: Shape, foresee: bool
-) -> None:
+def _rank(rank: int, size: int, folder: str, script: Script, shape: Shape, foresee: bool) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size, timeout=TIMEOUT
     )
@@ -208,7 +206,8 @@ def fault_at_random(serving: RankedServing, steps: int, faults: Sequence[str]) -
         plan.clear()
         if quiet > 5 and rng.random() < 0.4:
             ranks = [[0], [1], list(range(serving.share.size))][rng.integers(3)]
-            plan.update(fault=str(rng.choice(faults)), on=ranks, after=int(rng.integers(3)))
+            fault, after = str(rng.choice(faults)), int(rng.integers(3))
+            plan.update(fault=fault, on=ranks, after=after * (fault in ("output", "logits")))
             quiet = 0
         quiet += 1
         serving.change_depths()

@@ -62,7 +62,7 @@ def test_a_fault_in_drafting_costs_two_steps_on_all_ranks(tmp_path: Path) -> Non
 
 
 def unlucky(serving: RankedServing) -> None:
-    fault_at_random(serving, 150, DRAFTING + INGEST)
+    fault_at_random(serving, 250, DRAFTING + INGEST)
 
 
 def test_faults_on_any_rank_leave_all_in_step(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def resting(serving: RankedServing) -> None:
     (request,) = serving.prefilled(30)
     policy = serving.host.policy
     policy.by_slot[:], policy.rest_steps = 0, 4
-    for step in range(9):
+    for step in range(12):
         serving.step((request, 0), fault="put" if step == 6 else None, on=[1])
 
 

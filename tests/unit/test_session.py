@@ -188,7 +188,12 @@ def test_a_step_of_single_rows_may_rest(
 
 def test_nothing_leaves_propose(session: DiffSpecSession) -> None:
     lost: list[BaseException] = []
-    session.cycle.lost = lambda slots, error: lost.append(error)  # type: ignore[method-assign]
+
+    def unusable(count: int, slots: torch.Tensor, error: BaseException) -> list[list[int]]:
+        lost.append(error)
+        return [[]] * count
+
+    session.cycle.unusable = unusable  # type: ignore[method-assign]
     metadata = single_rows(session, [104, 61, 13])
     session.drafter.prepare_next_token_ids_cpu([[1], [2], [3]], {}, session.runner.input_batch, {})
     broken = torch.zeros(0)
