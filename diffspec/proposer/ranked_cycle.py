@@ -45,7 +45,7 @@ class RankedCycle(DraftingCycle):
         self._wrong = np.zeros(_REST, dtype=np.int64)
         self._work: Work | None = None
         self._off = self._skips = self._recovers = False
-        self._faults_before = 0  # this step's collective calls
+        self._faults_before = 0  # as counted when ranks agreed on this step
         # Slots of the rows written since ranks agreed the last time, and the calls that took.
         self._written: list[Tensor] = []
         self._calls: list[Call] = []
@@ -56,7 +56,11 @@ class RankedCycle(DraftingCycle):
         drafts = super().run(batch)
         if not self._off and self.faults.total != self._faults_before:
             self._wrong[_UNDRAFTED] = 1
-            self.collectives.complete(self.calls(batch))
+            try:
+                calls = self.calls(batch)
+            except Exception as error:
+                raise OutOfStep(f"DiffSpec: it is not known what was due: {error}") from error
+            self.collectives.complete(calls)
         return drafts
 
     def flush(self) -> None:
@@ -75,6 +79,15 @@ class RankedCycle(DraftingCycle):
         self._put_aside(token_ids, features, slots)
         self._resting.take()
         return True
+
+    def numbers(self) -> dict[str, float]:
+        """As of :class:`DraftingCycle`; may be asked for on one rank alone."""
+        left = self._resting.left
+        found = super().numbers()
+        if left:  # the others rest on
+            self._resting.left = left
+            self._resting.begin()
+        return found
 
     def unusable(self, count: int, host_slots: Tensor, error: BaseException) -> list[list[int]]:
         """As of :class:`DraftingCycle`; the step is lost on all ranks."""

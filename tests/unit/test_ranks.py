@@ -91,6 +91,24 @@ def test_all_ranks_give_up_in_the_same_step(tmp_path: Path) -> None:
     assert not any(any(drafts.values()) for drafts in seen.drafts[6:])
 
 
+def reporting(serving: RankedServing) -> None:
+    """Rank 0 is asked for its numbers while all rest."""
+    (request,) = serving.prefilled(30)
+    policy = serving.host.policy
+    policy.by_slot[:], policy.rest_steps = 0, 4
+    for _ in range(12):
+        serving.step((request, 0))
+        if serving.share.rank == 0:
+            assert serving.host.cycle.numbers()["slots_used"] == 1
+    counted = serving.host.cycle.counters.zero["no_gain"]
+    assert serving.share.rank or counted + serving.host.cycle._resting._taken == 12
+
+
+def test_numbers_of_one_rank_end_no_rest(tmp_path: Path) -> None:
+    for seen in play_on_ranks(2, tmp_path, reporting, Shape(waiting=20)):
+        assert not any(seen.off)
+
+
 def resting(serving: RankedServing) -> None:
     """Steps that need no plan; one of them fails on rank 1 to put its row aside."""
     (request,) = serving.prefilled(30)
