@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from diffspec.cli.serving import Server, log_tail
+from diffspec.cli.serving import log_tail
 from diffspec.testbed.counters import SpecCounters
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A long prompt's first token may take minutes on a CPU; a dead server closes the connection sooner.
 TIMEOUT = httpx.Timeout(10.0, read=900.0)
@@ -63,6 +67,8 @@ class Completion:
         token_ids: the generated tokens.
         text: the same as text.
         ttft_s: seconds from sending the request to its first token.
+        latency_s: seconds from sending the request to its last token.
+        first_tokens: tokens in the first piece of the stream, which came after ``ttft_s``.
         decode_tok_s: tokens per second after the first piece of the stream (one token, as a rule),
             0 where there was no second piece.
         counters: what the server counted meanwhile; see :func:`measure`.
@@ -71,33 +77,80 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     ttft_s: float = 0.0
+    latency_s: float = 0.0
+    first_tokens: int = 0
     decode_tok_s: float = 0.0
     counters: SpecCounters = field(default_factory=SpecCounters)
 
 
+class Served(Protocol):
+    """What a client has to know: one of our own servers, or an endpoint somebody else runs."""
+
+    @property
+    def url(self) -> str:
+        """Without a trailing slash."""
+
+    @property
+    def name(self) -> str:
+        """The served model's name."""
+
+    @property
+    def log(self) -> Path | None:
+        """The server's log, where it can be read."""
+
+
 class Client:
-    """Requests to one :class:`~diffspec.cli.serving.Server`; use it in a ``with`` block.
+    """Requests to one server; use it in a ``with`` block.
 
     Every method raises :class:`RequestError`; where the server is gone, with its log's tail.
+
+    Args:
+        server: where to send requests.
+        api_key: sent as bearer token if not None.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Served, api_key: str | None = None) -> None:
         self._server = server
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # trust_env off: a proxy of the environment has no business with the loopback interface.
-        self._http = httpx.Client(base_url=server.url, timeout=TIMEOUT, trust_env=False)
+        self._http = httpx.Client(
+            base_url=server.url, headers=headers, timeout=TIMEOUT, trust_env=False
+        )
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
+    @property
+    def name(self) -> str:
+        """The model that is asked for."""
+        return self._server.name
+
     def spec_counters(self) -> SpecCounters:
         """The server's counters since its start."""
+        return parse_spec_counters(self.get("/metrics"))
+
+    def get(self, path: str) -> str:
+        """The body of the page at ``path``."""
         with self._answered():
-            answer = self._http.get("/metrics")
+            answer = self._http.get(path)
         _check(answer)
-        return parse_spec_counters(answer.text)
+        return answer.text
+
+    def post(self, path: str, body: object) -> dict[str, Any]:
+        """The JSON object answered to the JSON ``body``."""
+        with self._answered():
+            answer = self._http.post(path, json=body)
+        _check(answer)
+        try:
+            found = answer.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise RequestError(f"{path}: no JSON object: {answer.text[:200]!r}")
+        return found
 
     def complete(
         self,
@@ -124,7 +177,6 @@ class Client:
         }
         result = Completion()
         first = last = begin = time.perf_counter()
-        first_count = 0
         with (
             self._answered(),
             self._http.stream("POST", "/v1/completions", json=body) as answer,
@@ -138,14 +190,15 @@ class Client:
                 if not tokens:
                     continue
                 last = time.perf_counter()
-                if not first_count:
-                    first, first_count = last, len(tokens)
+                if not result.first_tokens:
+                    first, result.first_tokens = last, len(tokens)
                 result.token_ids += tokens
                 if on_tokens is not None:
                     on_tokens(len(result.token_ids))
         result.ttft_s = first - begin
+        result.latency_s = last - begin
         if last > first:
-            result.decode_tok_s = (len(result.token_ids) - first_count) / (last - first)
+            result.decode_tok_s = (len(result.token_ids) - result.first_tokens) / (last - first)
         return result
 
     def measure(
@@ -168,9 +221,8 @@ class Client:
             yield
         except httpx.TransportError as error:
             log = self._server.log
-            raise RequestError(
-                f"no answer from the server ({error}); last lines of {log}:\n{log_tail(log)}"
-            ) from error
+            tail = f"; last lines of {log}:\n{log_tail(log)}" if log is not None else ""
+            raise RequestError(f"no answer from the server ({error}){tail}") from error
 
 
 def _check(answer: httpx.Response) -> None:
@@ -192,7 +244,10 @@ def _choices(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         data = line.removeprefix("data: ").strip()
         if data == line.strip() or data == "[DONE]":
             continue
-        event = json.loads(data)
+        try:
+            event = json.loads(data)
+        except ValueError:
+            raise RequestError(f"the stream holds no JSON: {data[:200]!r}") from None
         if "error" in event:
             raise RequestError(f"the server broke off: {_message(data)}")
         yield from event["choices"][:1]

@@ -12,6 +12,7 @@ from diffspec import __version__
 from diffspec.cli.config import app as config_app
 from diffspec.cli.doctor import doctor
 from diffspec.cli.evidence import app as evidence_app
+from diffspec.cli.qualify.entry import qualify
 
 app = typer.Typer(
     name="diffspec",
@@ -23,6 +24,7 @@ app = typer.Typer(
 
 
 app.command()(doctor)
+app.command()(qualify)
 app.add_typer(config_app)
 app.add_typer(evidence_app)
 

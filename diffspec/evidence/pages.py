@@ -168,8 +168,7 @@ def page(data: Mapping[str, Any]) -> str:
         parts += ["Command, with TARGET and DRAFT for the model paths:", fenced("bash", lines)]
     parts += ["## Figures", *_figures(data)]
     if data["checks"]:
-        checks = table(("check", "outcome"), [(c["name"], c["outcome"]) for c in data["checks"]])
-        parts += ["## Checks", checks.rstrip()]
+        parts += ["## Checks", _checks(data["checks"]).rstrip()]
     if requirements := data.get("requirements"):
         parts += ["## Requirements of the lane", bullets(requirements)]
     if rejected := data.get("rejected_drafts"):
@@ -179,6 +178,14 @@ def page(data: Mapping[str, Any]) -> str:
         parts += ["Rejected drafts:", bullets(text)]
     parts += ["## Not verified here", bullets(data["not_verified_here"])]
     return "\n\n".join(parts) + "\n"
+
+
+def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
+    """What each check came to, with what was seen where any says so."""
+    if not any("detail" in check for check in checks):
+        return table(("check", "outcome"), [(c["name"], c["outcome"]) for c in checks])
+    rows = [(c["name"], c["outcome"], c.get("detail", "")) for c in checks]
+    return table(("check", "outcome", "what was seen"), rows)
 
 
 def _figures(data: Mapping[str, Any]) -> list[str]:

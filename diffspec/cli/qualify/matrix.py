@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functional matrix: every check in turn, whatever became of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diffspec.cli.client import RequestError
+from diffspec.cli.qualify.answers import concurrency, correctness, long_context, replay
+from diffspec.cli.qualify.bench import Bench, Row
+from diffspec.cli.qualify.counting import counters, drafting
+from diffspec.cli.qualify.endpoint import Reading, read
+from diffspec.cli.qualify.resilience import cancellation, recovery
+
+CHECKS: dict[str, Callable[[Bench], Row]] = {
+    "correctness": correctness,
+    "capture and replay": replay,
+    "concurrency": concurrency,
+    "cancellation": cancellation,
+    "exception recovery": recovery,
+    "long context": long_context,
+    "counters": counters,
+}
+DRAFTING = "draft loading"
+
+
+def matrix(bench: Bench) -> list[Row]:
+    """Run every check; an endpoint that breaks makes a failed row and raises nothing."""
+    rows: list[Row] = []
+
+    def run(name: str, check: Callable[[], Row]) -> None:
+        bench.reporter.begin(name)
+        try:
+            row = check()
+        except RequestError as error:
+            row = Row(name, "failed", str(error))
+        bench.reporter.note(f"{row.name}: {row.outcome}")
+        rows.append(row)
+
+    try:
+        before = read(bench.ours)
+    except RequestError as error:
+        before = None
+        rows.append(Row(DRAFTING, "failed", str(error)))
+    for name, check in CHECKS.items():
+        run(name, lambda check=check: check(bench))  # type: ignore[misc]
+    if before is not None:
+        since: Reading = before
+        run(DRAFTING, lambda: drafting(bench, since))
+    return rows
