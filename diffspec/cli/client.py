@@ -219,7 +219,7 @@ class Client:
     def _answered(self) -> Iterator[None]:
         try:
             yield
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             log = self._server.log
             tail = f"; last lines of {log}:\n{log_tail(log)}" if log is not None else ""
             raise RequestError(f"no answer from the server ({error}){tail}") from error
@@ -248,6 +248,8 @@ def _choices(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             event = json.loads(data)
         except ValueError:
             raise RequestError(f"the stream holds no JSON: {data[:200]!r}") from None
+        if not isinstance(event, dict) or not {"error", "choices"} & event.keys():
+            raise RequestError(f"the stream holds no completion: {data[:200]!r}")
         if "error" in event:
             raise RequestError(f"the server broke off: {_message(data)}")
         yield from event["choices"][:1]

@@ -31,6 +31,7 @@ apart:
 
 - `historical`: measured by somebody with another build. It says nothing about a release.
 - `qualification`: one model pair judged on one lane. Only such a record makes a pair compatible.
+  [`diffspec qualify`](../qualify.md) writes one from what a running server does.
 - `benchmark`: written by this project's own programs (`python -m benchmarks...`) with command,
   commit, versions and machine. It carries no verdict and qualifies no pair; README says what they
   show.

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import typer
 from rich.console import Console
 
 from diffspec.cli.client import RequestError
 from diffspec.cli.progress import Reporter
 from diffspec.cli.qualify.asking import Asker
-from diffspec.cli.qualify.bench import Bench, Plan, Row
+from diffspec.cli.qualify.bench import Bench, Plan
 from diffspec.cli.qualify.endpoint import Endpoint, find, host_version, read
-from diffspec.cli.qualify.matrix import matrix
+from diffspec.cli.qualify.matrix import broken, matrix
 from diffspec.cli.qualify.performance import Cell, measure, verdict
 from diffspec.cli.qualify.prompts import Prompts, Source, from_file
 from diffspec.cli.qualify.record import Said, Seen, record
@@ -91,11 +92,11 @@ def qualify(options: Options) -> int:
         model, limit = find(options.url, options.model, options.api_key)
         target = None
         if options.target_url is not None:
-            other, other_limit = find(options.target_url, None, options.api_key)
+            other, other_limit = find(options.target_url, options.model, options.api_key)
             limit = min((n for n in (limit, other_limit) if n is not None), default=None)
             target = Endpoint(options.target_url, other)
         plan = plan_of(options, limit)
-    except (OSError, ValueError, RequestError) as error:
+    except (OSError, ValueError, RequestError, httpx.InvalidURL) as error:
         typer.echo(f"diffspec qualify: {error}", err=True)
         return 2
     with contextlib.ExitStack() as open_:
@@ -145,7 +146,7 @@ def _run(bench: Bench, model: str, before: SpecCounters) -> Seen:
         cells = measure(bench)
         spec = read(bench.ours).spec - before
     except RequestError as error:
-        rows.append(Row("timed requests", "failed", str(error)))
+        rows.append(broken("timed requests", error))
         bench.reporter.note(f"timed requests: failed ({error})")
     return Seen(
         model=model,

@@ -19,7 +19,7 @@ def qualify(
         typer.Option(metavar="URL", help="The same target without speculation, to compare with."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which model, where URL serves several.")
+        str | None, typer.Option(metavar="NAME", help="Which model, where several are served.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the record goes.")] = Path(
         "qualification.json"

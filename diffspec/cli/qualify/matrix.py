@@ -24,6 +24,11 @@ CHECKS: dict[str, Callable[[Bench], Row]] = {
 DRAFTING = "draft loading"
 
 
+def broken(name: str, error: RequestError) -> Row:
+    """The row of a check that could not be finished; without the log's tail in the message."""
+    return Row(name, "failed", str(error).partition("; last lines of")[0])
+
+
 def matrix(bench: Bench) -> list[Row]:
     """Run every check; an endpoint that breaks makes a failed row and raises nothing."""
     rows: list[Row] = []
@@ -33,7 +38,8 @@ def matrix(bench: Bench) -> list[Row]:
         try:
             row = check()
         except RequestError as error:
-            row = Row(name, "failed", str(error))
+            bench.reporter.note(str(error))
+            row = broken(name, error)
         bench.reporter.note(f"{row.name}: {row.outcome}")
         rows.append(row)
 
@@ -41,7 +47,7 @@ def matrix(bench: Bench) -> list[Row]:
         before = read(bench.ours)
     except RequestError as error:
         before = None
-        rows.append(Row(DRAFTING, "failed", str(error)))
+        rows.append(broken(DRAFTING, error))
     for name, check in CHECKS.items():
         run(name, lambda check=check: check(bench))  # type: ignore[misc]
     if before is not None:
