@@ -26,7 +26,7 @@ def options() -> set[str]:
 def blocks(page: str) -> list[list[str]]:
     """The words of every block of commands."""
     found = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    return [shlex.split(block, comments=True) for block in found]
+    return [shlex.split(block.replace("\\\n", " "), comments=True) for block in found]
 
 
 def test_every_check_and_option_is_described() -> None:
