@@ -23,7 +23,12 @@ from diffspec.hosts.vllm.draft_parts import Rotate, build_parts, build_rope, che
 from diffspec.hosts.vllm.memory import build_cycle
 from diffspec.hosts.vllm.query_tap import QueryTap
 from diffspec.hosts.vllm.ranks import tensor_parallel_ranks
-from diffspec.hosts.vllm.target_layer import find_scored_layer, group_of, read_key_pages
+from diffspec.hosts.vllm.target_layer import (
+    find_scored_layer,
+    group_of,
+    read_key_pages,
+    require_readable,
+)
 from diffspec.proposer.batch import StepBatch
 from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.head import DraftHead
@@ -111,6 +116,7 @@ class AttachedSession:
         check_parts(model, head, dtype)
         name, layer = find_scored_layer(config, drafter._draft_attn_layer_names)
         self._scored = name
+        self.require_readable(layer)
         max_num_seqs = config.scheduler_config.max_num_seqs
         with torch.inference_mode(False):
             self._cycle = build_cycle(
@@ -262,6 +268,10 @@ class AttachedSession:
             self._width = int(width or self.drafter.vllm_config.model_config.get_hidden_size())
         return self._width
 
+    def require_readable(self, layer: Any) -> None:
+        """Refuse a scored layer whose backend is not known; see :func:`require_readable`."""
+        require_readable(layer)
+
     def draft_pages(self, kv_cache: Any, **sizes: int) -> CanonicalCache:
         """Our rows in the draft layer's pages; see :class:`CanonicalCache` for ``sizes``.
 
@@ -292,6 +302,15 @@ class AttachedSession:
         if mode is None or not mode.has_full_cudagraphs():
             return None
         return (0, self.depth)
+
+    def _put_aside(self, b: int, features: Tensor, next_token_ids: Tensor, metadata: Any) -> bool:
+        """Have a step of ``b`` requests of one row each rest; whether it could."""
+        if not self.cycle.rests(self.runner.input_batch.req_ids[:b]):
+            return False
+        if not self.cycle.rest(next_token_ids[:b], features[:b], metadata.slot_mapping[:b]):
+            return False
+        self.tap.saw(b)  # asked once per step
+        return True
 
     def _run(
         self, count: int, slots: Tensor, build: Callable[[], StepBatch | None]

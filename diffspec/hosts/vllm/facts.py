@@ -16,7 +16,11 @@ from diffspec.keys import normalise
 WORKERS = {
     "cpu": "diffspec.hosts.vllm.cpu_worker.DiffSpecCPUWorker",
     "cuda": "diffspec.hosts.vllm.gpu_worker.DiffSpecGPUWorker",
+    "npu": "diffspec.hosts.ascend.worker.DiffSpecNPUWorker",
 }
+#: Device types whose host hands over padded batches, because its graphs of decode steps want them.
+#: Acceptance is known exactly there, too, as long as scheduling is synchronous.
+PADDED = frozenset({"npu"})
 
 
 def device_platform() -> str:
@@ -53,7 +57,7 @@ def flag_facts(
         model_dtype=_dtype(target),
         heterogeneous_vocab=given.get("use_heterogeneous_vocab") is True,
         parallel_drafting=given.get("parallel_drafting") is True,
-        padded_batches=padding is False,
+        padded_batches=None if platform in PADDED else padding is False,
         draft_tensor_parallel_size=given.get("draft_tensor_parallel_size"),
         draft_kv_cache_dtype=given.get("kv_cache_dtype"),
         async_scheduling=engine_args.async_scheduling is True,
@@ -122,17 +126,17 @@ def worker_facts(vllm_config: Any) -> LaunchFacts:
 
     config, model = vllm_config.speculative_config, vllm_config.model_config
     known = _model_and_parallel_facts(model, vllm_config.parallel_config)
-    draft = draft_facts(config)
+    draft, platform = draft_facts(config), device_platform()
     names = [f for f in LaunchFacts.__dataclass_fields__ if getattr(draft, f) is not None]
     transfer = vllm_config.kv_transfer_config
     return replace(
         known,
         **{name: getattr(draft, name) for name in names},
-        platform=device_platform(),
-        our_worker_cls=WORKERS.get(device_platform()),
+        platform=platform,
+        our_worker_cls=WORKERS.get(platform),
         worker_cls=vllm_config.parallel_config.worker_cls,
         v2_runner=vllm_config.use_v2_model_runner,
-        padded_batches=not config.disable_padded_drafter_batch,
+        padded_batches=None if platform in PADDED else not config.disable_padded_drafter_batch,
         async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
         kv_cache_dtype=vllm_config.cache_config.cache_dtype,
         kv_connector=_connector(transfer, None),

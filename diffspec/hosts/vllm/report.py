@@ -12,6 +12,8 @@ MOST_LINES = 8
 UNRUN = {
     "cuda": "DiffSpec: CUDA: written, but not yet run on a GPU by this project; please report "
     "what you see",
+    "npu": "DiffSpec: Ascend: written against vLLM-Ascend's sources, but not yet run on an NPU by "
+    "this project; please report what you see",
 }
 
 

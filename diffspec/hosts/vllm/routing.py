@@ -19,7 +19,7 @@ from typing import Any
 from diffspec.hosts.places import path_problem
 from diffspec.hosts.surface import HostError, require_surface
 from diffspec.hosts.unsupported import refusals
-from diffspec.hosts.vllm.facts import WORKERS, device_platform, draft_facts, flag_facts
+from diffspec.hosts.vllm.facts import PADDED, WORKERS, device_platform, draft_facts, flag_facts
 from diffspec.hosts.vllm.metrics_hook import connect, disconnect
 from diffspec.hosts.vllm.report import announce, start_up_lines
 from diffspec.keys import asks_for_diffspec, normalise
@@ -110,18 +110,28 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
     )
     if problems or settings_or_none is None:
         raise ConfigError(*problems)
-    _activate(config, parallel, settings_or_none, window, target.max_model_len)
+    _activate(engine_args, config, parallel, settings_or_none, window, target.max_model_len)
     connect(engine_args, config, parallel)
     return config
 
 
 def _activate(
-    config: Any, parallel: Any, settings: DiffSpecSettings, window: int | None, max_model_len: int
+    engine_args: Any,
+    config: Any,
+    parallel: Any,
+    settings: DiffSpecSettings,
+    window: int | None,
+    max_model_len: int,
 ) -> None:
     platform = device_platform()
     worker_cls = WORKERS[platform]
     changes = {}
-    if not config.disable_padded_drafter_batch:
+    if platform in PADDED:
+        # Read after this by the very call that is building the configuration.
+        if engine_args.async_scheduling is None:
+            engine_args.async_scheduling = False
+            changes["async_scheduling = false"] = "drafting needs exact acceptance"
+    elif not config.disable_padded_drafter_batch:
         changes["disable_padded_drafter_batch = true"] = (
             "acceptance is then known exactly when drafting; turns asynchronous scheduling off"
         )

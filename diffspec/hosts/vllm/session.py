@@ -83,15 +83,10 @@ class DiffSpecSession(AttachedSession):
 
     def _rest(self, features: Tensor, next_token_ids: Tensor, metadata: Any) -> bool:
         """Whether the step was one of those that only put their rows aside."""
-        b, cycle = metadata.num_reqs, self.cycle
+        b = metadata.num_reqs
         if self._drafted is not None or metadata.num_actual_tokens != b or not all(self._sampled):
             return False
-        if not cycle.rests(self.runner.input_batch.req_ids[:b]):
-            return False
-        if not cycle.rest(next_token_ids[:b], features[:b], metadata.slot_mapping[:b]):
-            return False
-        self.tap.saw(b)  # asked once per step
-        return True
+        return self._put_aside(b, features, next_token_ids, metadata)
 
     def _batch(
         self, token_ids: Tensor, features: Tensor, next_token_ids: Tensor, metadata: Any

@@ -17,8 +17,7 @@ def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[
     """Name and module of the target's last full-attention decoder layer.
 
     Raises:
-        HostError: the target has none (all layers slide, or are of another kind), or vLLM chose an
-            attention backend for it that is not read here.
+        HostError: the target has none (all layers slide, or are of another kind).
     """
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
@@ -38,10 +37,18 @@ def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[
     if not layers:
         raise HostError(*refusals(LaunchFacts(target_full_attention_layers=0), ("load",)))
     name = max(layers, key=extract_layer_index)
-    backend = layers[name].attn_backend.get_name()
+    return name, layers[name]
+
+
+def require_readable(layer: Any) -> None:
+    """Refuse a layer for which vLLM chose an attention backend that is not read here.
+
+    Raises:
+        HostError: naming the backend.
+    """
+    backend = layer.attn_backend.get_name()
     if problems := refusals(LaunchFacts(attention_backend=backend)):
         raise HostError(*problems)
-    return name, layers[name]
 
 
 def group_of(kv_cache_config: Any, layer_name: str) -> int:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment in which vLLM-Ascend's sources can be imported without an NPU.
+
+A virtual environment in ``.venv-ascend`` that sees the packages of the main one and, besides them,
+the Python sources of one vLLM-Ascend release. The main environment never sees those. What is
+missing for an import (``torch_npu``, CANN) is faked by ``inside/fake_npu.py``.
+
+    python -m tests.ascend.environment      make it, unless it is there
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+#: The release whose vLLM is the one in the main environment.
+RELEASE = "0.28.0rc1"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / ".venv-ascend"
+PYTHON = FOLDER / "bin" / "python"
+_STAMP = FOLDER / f".vllm-ascend-{RELEASE}"
+
+
+def make() -> None:
+    """Make the environment; does nothing if it is complete.
+
+    Raises:
+        RuntimeError: the package index did not give the sources.
+    """
+    if _STAMP.exists():
+        return
+    if FOLDER.exists():
+        shutil.rmtree(FOLDER)
+    venv.create(FOLDER, symlinks=True, with_pip=False)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = FOLDER / "lib" / version / "site-packages"
+    # A path, not a site folder: the editable installs of the main environment stay out of here.
+    (packages / "main.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(_sources(Path(scratch)), packages / "vllm_ascend")
+    # What the package's build writes: the kind of device it is for.
+    (packages / "vllm_ascend" / "_build_info.py").write_text("__device_type__ = 'A2'\n")
+    _STAMP.touch()
+
+
+def _sources(scratch: Path) -> Path:
+    """The package's folder out of its source distribution.
+
+    pip wants its build requirements, which exist for Ascend machines only, and so fails after it
+    has unpacked the sources; it is told to leave them lying.
+    """
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation",
+        "--no-clean", "--no-binary", "vllm-ascend", "--dest", str(scratch / "out"),
+        f"vllm-ascend=={RELEASE}",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True
+    )
+    found = sorted(scratch.glob("**/vllm_ascend/spec_decode/eagle_proposer.py"))
+    if not found:
+        raise RuntimeError(f"no sources of vllm-ascend {RELEASE}:\n{done.stdout}\n{done.stderr}")
+    return found[0].parents[1]
+
+
+if __name__ == "__main__":
+    make()
