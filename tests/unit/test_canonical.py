@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffspec.compact_kv.canonical import CanonicalCache
+from diffspec.compact_kv.canonical import CanonicalCache, SplitCanonicalCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -101,3 +101,57 @@ def test_padding_slots_mark_no_page() -> None:
 def test_pages_of_another_kind_are_refused(pages: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cache_over(pages)
+
+
+def make_pair(padding: int = 0, *, heads_first: bool = False) -> tuple[Tensor, Tensor]:
+    """K and V pages of two tensors, ``padding`` elements between pages, NaN everywhere."""
+    page = BLOCK * HEADS * DIM
+    stride = page + padding
+    inner = (HEADS, BLOCK, DIM) if heads_first else (BLOCK, HEADS, DIM)
+    strides = (stride, inner[1] * DIM, DIM, 1)
+    k, v = (
+        torch.full((BLOCKS * stride,), torch.nan).as_strided((BLOCKS, *inner), strides)
+        for _ in range(2)
+    )
+    return k, v
+
+
+def split_over(pair: tuple[Tensor, Tensor]) -> SplitCanonicalCache:
+    return SplitCanonicalCache(*pair, block_size=BLOCK, heads=HEADS, head_dim=DIM)
+
+
+@pytest.mark.parametrize("padding", [0, 2 * HEADS * DIM])
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_rows_in_two_tensors(padding: int, heads_first: bool) -> None:
+    pair = make_pair(padding, heads_first=heads_first)
+    cache, one = split_over(pair), cache_over(make())
+    assert cache.num_blocks == one.num_blocks
+    assert cache.dtype == pair[0].dtype
+    slots = torch.tensor([40, 3, 17, 16, 47])
+    k, v = rows(5)
+    for each in (cache, one):
+        each.write(slots, k, v)
+    asked = torch.tensor([17, 47, 3, 3])
+    outs = [torch.empty(6 * ROW) for _ in range(2)]
+    found, expected = (c.gather(asked, out) for c, out in zip((cache, one), outs, strict=True))
+    assert torch.equal(found, expected)
+    assert found.untyped_storage().data_ptr() == outs[0].untyped_storage().data_ptr()
+    written = [int((~part.isnan()).sum()) for part in pair]
+    assert written == [5 * HEADS * DIM] * 2
+    cache.mark_holes(torch.tensor([16]))
+    assert cache.has_holes
+    cache.write(torch.tensor([16]), k[:1], v[:1])
+    assert not cache.has_holes
+
+
+def test_two_tensors_that_differ_are_refused() -> None:
+    k, v = make_pair()
+    for other in (v.half(), v[:-1], make_pair(HEADS * DIM)[1]):
+        with pytest.raises(ValueError, match="are not laid out alike"):
+            split_over((k, other))
+    for pair, message in (
+        (make_pair(1), "no multiple"),
+        ((k[:, :-1], v[:, :-1]), "not a dense stretch"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            split_over(pair)

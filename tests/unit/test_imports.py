@@ -36,6 +36,8 @@ LIGHT_HOSTS = (
     *("places", "releases", "source", "surface", "touch_point", "touch_points", "unsupported"),
     *("ascend_points", "drafter_points", "vllm_points"),
 )
+#: The adapter to vLLM-Ascend; nobody else may need its packages.
+ASCEND = "diffspec.hosts.ascend."
 
 
 def part_of(module: str) -> str | None:
@@ -115,10 +117,22 @@ def test_no_device_imports_the_worker_of_another() -> None:
         for module, path in MODULES.items()
         for name in imports_of(path)
         if name in ("diffspec.hosts.vllm.cpu_worker", "diffspec.hosts.vllm.gpu_worker")
+        or (name.startswith(ASCEND) and not module.startswith(ASCEND))
     ]
     assert wrong == [], "workers are named in WORKERS, and vLLM imports the one it is given"
     host = "vllm.v1.worker.cpu_worker"
     assert host not in set(imports_of(MODULES["diffspec.hosts.vllm.gpu_worker"]))
+
+
+def test_only_the_adapter_names_the_packages_of_ascend_machines() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in MODULES.items()
+        if not module.startswith(ASCEND)
+        for name in imports_of(path)
+        if name.split(".")[0] in ("vllm_ascend", "torch_npu", "torch.npu")
+    ]
+    assert wrong == []
 
 
 def test_every_file_names_its_licence() -> None:

@@ -110,6 +110,35 @@ def test_keys_come_back(name: str, dtype: torch.dtype, padding: int, offset: int
             assert torch.equal(read[i, :, :, token], key[block * BLOCK + token])
 
 
+@pytest.mark.parametrize("shape", [(BLOCK, HEADS, DIM), (HEADS, BLOCK, DIM)])
+@pytest.mark.parametrize("offset", [0, 8])
+def test_whole_pages_are_turned_after_they_were_copied(shape: tuple[int, ...], offset: int) -> None:
+    pages = make_pages(shape, torch.bfloat16, 0, offset)
+    places = torch.arange(pages[0].numel()).view(shape)
+    if shape[0] == HEADS:
+        places = places.transpose(0, 1)
+    key = torch.randn(BLOCKS, BLOCK, HEADS, DIM).bfloat16()
+    pages.copy_(key if shape[0] == BLOCK else key.transpose(1, 2))
+    whole, view = (KeyPages(pages, places.contiguous(), whole=w) for w in (True, False))
+    wanted = torch.tensor([4, 0, 2, 2])
+    assert torch.equal(whole.read(wanted), key[wanted].permute(0, 2, 3, 1))
+    for out in (None, torch.empty((4, HEADS, DIM, BLOCK), dtype=torch.bfloat16)):
+        assert torch.equal(whole.read(wanted, out), view.read(wanted))
+    assert (whole.view, whole.in_place(1, 2)) == (None, None)
+    assert view.view is not None
+
+
+def test_whole_pages_have_to_be_dense_and_regular() -> None:
+    plain = torch.arange(BLOCK * HEADS * DIM).view(BLOCK, HEADS, DIM)
+    for pages, places in (
+        (make_pages((BLOCK, HEADS, DIM), torch.float32, 8, 0), plain),
+        (make_pages((2, BLOCK, HEADS, DIM), torch.float32, 0, 0), plain),
+        (make_pages((BLOCK, HEADS, DIM), torch.float32, 0, 0), plain.flip(0)),
+    ):
+        with pytest.raises(ValueError, match="not dense stretches"):
+            KeyPages(pages, places, whole=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_head_and_more_elements_than_two_digits_can_name(dtype: torch.dtype) -> None:
     block, dim = 256, 128  # 32768 > 128 · 128

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from diffspec.compact_kv import kernels
+from diffspec.compact_kv.kernels import KernelChoice
 from diffspec.compact_kv.rope import LocalRope
 from diffspec.compact_kv.working import WorkingCache
 from tests.unit.naive import attend, double, rotate
@@ -20,8 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SLOTS, BUDGET, DIM = 6, 40, 16
 
 
-def make(heads: int = 2) -> WorkingCache:
+def make(heads: int = 2, choice: KernelChoice = kernels.TORCH) -> WorkingCache:
     return WorkingCache(
+        kernels=choice,
         slots=SLOTS, budget=BUDGET, heads=heads, head_dim=DIM, dtype=torch.float32,
         device=torch.device("cpu"),
         rope=LocalRope(table(DIM)[:BUDGET], neox_style=True, dtype=torch.float32),
@@ -121,3 +124,43 @@ def test_one_row_addressed_from_the_host() -> None:
     assert torch.equal(one.k, other.k)
     assert torch.equal(one.v, other.v)
     assert one.k[3, :, 7].any()
+
+
+class Brought:
+    """A kernel of some host: notes what it is given."""
+
+    nbytes = 100
+
+    def __init__(self, k: Tensor, v: Tensor, query_heads: int) -> None:
+        if query_heads > 4:
+            raise ValueError("too many heads")
+        self.made_of, self.calls = (k, v, query_heads), 0
+
+    def attend(
+        self, q: Tensor, slots: Tensor, counts: Tensor, longest: int, scale: float
+    ) -> Tensor:
+        self.calls += 1
+        return q.flatten(1) + longest
+
+
+def test_a_host_brings_attention_for_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_ATTENTION", {})
+    device = torch.device("meta")
+    assert str(kernels.attention_for(device)) == "torch (device meta)"
+    kernels.bring_attention("meta", "some_operation", Brought)
+    choice = kernels.attention_for(device)
+    assert str(choice) == "some_operation"
+    assert str(kernels.kernels_for(device)) == "torch (device meta)", "for attention alone"
+    assert str(kernels.attention_for(torch.device("cpu"))) == "torch (device cpu)"
+
+    plain, cache = make(), make(choice=choice)
+    assert cache.nbytes == plain.nbytes + Brought.nbytes
+    made = cache._attention
+    assert isinstance(made, Brought)
+    assert made.made_of == (cache.k, cache.v, 2)
+    assert made.calls == 1, "it is run once before anyone waits for it"
+    q = torch.ones(1, 2, DIM)
+    one = torch.tensor([1])
+    assert torch.equal(cache.attend(q, one, one, 7, 1.0, 1), torch.full((1, 2 * DIM), 8.0))
+    too_many = make(heads=5, choice=choice)
+    assert str(too_many.kernels) == "torch (too many heads)"

@@ -117,9 +117,9 @@ class FusedAttention:
         counts = torch.tensor(lengths, device=k.device)
         theirs = self._run(keys, values, q, tables, counts, lengths[0], dim**-0.5)
         for i, length in enumerate(lengths):
-            rows = [x[tables[i]].view(self._heads, -1, dim)[:, :length] for x in (keys, values)]
+            k, v = (x[tables[i]].view(self._heads, -1, dim)[:, :length] for x in (keys, values))
             grouped = q[i].view(self._heads, self._group, dim)
-            ours = scaled_dot_product_attention(grouped, *rows, scale=dim**-0.5).flatten()
+            ours = scaled_dot_product_attention(grouped, k, v, scale=dim**-0.5).flatten()
             error = float((theirs[i].float() - ours.float()).abs().max())
             if not error <= _TOLERANCE * max(1.0, float(ours.float().abs().max())):
                 raise ValueError(f"differs from plain torch by {error:.1e}")

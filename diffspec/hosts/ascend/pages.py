@@ -79,6 +79,10 @@ def _writing_to(impl: Any, pages: tuple[Tensor, Tensor]) -> Iterator[None]:
 
 
 def _pair(kv_cache: Any) -> tuple[Tensor, Tensor]:
+    if (
+        isinstance(kv_cache, list) and len(kv_cache) == 1
+    ):  # one per virtual engine, in some releases
+        kv_cache = kv_cache[0]
     pair = tuple(kv_cache) if isinstance(kv_cache, (tuple, list)) else ()
     if len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
         raise ValueError(f"a KV cache of {type(kv_cache).__name__}, not of one K and one V tensor")

@@ -81,6 +81,12 @@ class AscendSession(AttachedSession):
                 f"{AscendAttentionBackendImpl.__name__} only"
             )
 
+    def page_tokens(self, layer: Any) -> int:
+        """The host cuts its blocks into pages its attention can read, and numbers those."""
+        block = super().page_tokens(layer)
+        sizes = layer.attn_backend.get_supported_kernel_block_sizes()
+        return next((int(size) for size in sizes if block % size == 0), block)
+
     def draft_pages(self, kv_cache: Any, **sizes: int) -> CanonicalCache:
         """See :func:`diffspec.hosts.ascend.pages.draft_pages`."""
         return draft_pages(kv_cache, **sizes)
@@ -98,6 +104,10 @@ class AscendSession(AttachedSession):
         """1 on recurrent targets: after a step that accepted drafts, a step without any starts
         from the wrong one of the saved states."""
         return int(self.recurrent)
+
+    def sweep(self) -> None:
+        """Nothing: the runner's dummy run is another one in each release, and a step of a few rows
+        without a graph is not what will serve. Costs are learned from served steps alone."""
 
     # Hooks in the order the host calls them.
 

@@ -128,7 +128,7 @@ class AttachedSession:
                 max_num_seqs=max_num_seqs,
                 max_model_len=drafter.max_model_len,
                 scored_layer=layer,
-                block_size=config.cache_config.block_size,
+                block_size=self.page_tokens(layer),
                 feature_width=self._feature_width(),
                 allowed_depths=self.allowed_depths(),
                 least_depth=self.least_depth(),
@@ -271,6 +271,10 @@ class AttachedSession:
     def require_readable(self, layer: Any) -> None:
         """Refuse a scored layer whose backend is not known; see :func:`require_readable`."""
         require_readable(layer)
+
+    def page_tokens(self, layer: Any) -> int:
+        """Tokens per page of ``layer``, at the granularity of its block table."""
+        return int(self.drafter.vllm_config.cache_config.block_size)
 
     def draft_pages(self, kv_cache: Any, **sizes: int) -> CanonicalCache:
         """Our rows in the draft layer's pages; see :class:`CanonicalCache` for ``sizes``.
