@@ -84,7 +84,7 @@ class FusedAttention:
             rows = self._rows[: pages * PAGE]
             mask = (rows >= counts.unsqueeze(-1)).repeat_interleave(self._heads, 0)
             mask = mask[:, None, None, :]
-        out = self._attend(
+        out: Tensor = self._attend(
             q.reshape(b * self._heads, self._group, 1, q.shape[-1]),
             k,
             v,

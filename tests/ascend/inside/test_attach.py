@@ -66,6 +66,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(host_worker, "worker_facts", lambda _: None)
     monkeypatch.setattr(host_worker, "refusals", lambda *_: [])
     monkeypatch.setattr(kernels, "_ATTENTION", {})
+    alone = SimpleNamespace(rank_in_group=0, world_size=1)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda: alone)
     worker = object.__new__(resolve_obj_by_qualname(WORKERS["npu"]))
     drafter = make_drafter(DEPTH)
     settings = DiffSpecSettings.parse(ON, num_speculative_tokens=DEPTH)
