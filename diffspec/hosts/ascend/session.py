@@ -105,6 +105,11 @@ class AscendSession(AttachedSession):
         from the wrong one of the saved states."""
         return int(self.recurrent)
 
+    def allowed_depths(self) -> tuple[int, ...] | None:
+        """See :meth:`AttachedSession.allowed_depths`; none is 0 where a draft is due."""
+        depths = super().allowed_depths()
+        return (self.depth,) if depths is not None and self.recurrent else depths
+
     def sweep(self) -> None:
         """Nothing: the runner's dummy run is another one in each release, and a step of a few rows
         without a graph is not what will serve. Costs are learned from served steps alone."""

@@ -186,6 +186,8 @@ def test_recurrent_targets_are_never_without_a_draft(mode: CUDAGraphMode, times:
 def test_depths_are_those_with_a_graph() -> None:
     captured = both(mode=CUDAGraphMode.FULL_DECODE_ONLY)[1].session
     assert captured.allowed_depths() == (0, SHAPE.depth)
+    recurrent = both(mode=CUDAGraphMode.FULL_DECODE_ONLY, hybrid=True)[1].session
+    assert recurrent.allowed_depths() == (SHAPE.depth,)
     for mode in (CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE):
         assert both(mode=mode)[1].session.allowed_depths() is None
 
