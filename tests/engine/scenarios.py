@@ -266,11 +266,10 @@ def _break_one_rank(worker: Any, broken: int) -> None:
     head, calls = worker.diffspec.cycle.head, iter(range(10**9))
     best = head.best_tokens
 
-    def sometimes(hidden: Any) -> Any:
-        call = next(calls)
-        if call in (11, 22, 33):
+    def sometimes(*args: Any) -> Any:
+        if next(calls) in (11, 22, 33):
             raise RuntimeError("injected")
-        return best(hidden)
+        return best(*args)
 
     head.best_tokens = sometimes
 
