@@ -13,6 +13,7 @@ from diffspec.cli.config import app as config_app
 from diffspec.cli.doctor import doctor
 from diffspec.cli.evidence import app as evidence_app
 from diffspec.cli.qualify.entry import qualify
+from diffspec.cli.surface import app as surface_app
 
 app = typer.Typer(
     name="diffspec",
@@ -27,6 +28,7 @@ app.command()(doctor)
 app.command()(qualify)
 app.add_typer(config_app)
 app.add_typer(evidence_app)
+app.add_typer(surface_app)
 
 
 def _version(wanted: bool) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two pages, written from the schema and the tables that the code itself obeys.
+"""Three pages, written from the schema and the tables that the code itself obeys.
 
 python -m diffspec.cli.reference > docs/reference.md
 python -m diffspec.cli.reference configuration > docs/configuration.md
+python -m diffspec.cli.reference hosts > docs/hosts.md
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ instance, *overridden* is a subclass of vLLM's own.
 _ASCEND = """## Touch points on Ascend
 
 Checked beside vLLM's own where the device is an NPU. Releases in brackets: the row is for these.
+Release by release: [hosts.md](hosts.md).
 """
 
 
@@ -102,12 +104,15 @@ def _restriction(point: TouchPoint) -> str:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    # The other page needs the tables above.
+    # The configuration page needs the tables above.
     from diffspec.cli.configuration_page import configuration_markdown
+    from diffspec.cli.hosts_page import hosts_markdown
 
-    if arguments not in ([], ["configuration"]):
-        raise SystemExit("usage: python -m diffspec.cli.reference [configuration]")
-    print(configuration_markdown() if arguments else reference_markdown(), end="")
+    pages = {"configuration": configuration_markdown, "hosts": hosts_markdown}
+    if len(arguments) > 1 or not set(arguments) <= set(pages):
+        raise SystemExit(f"usage: python -m diffspec.cli.reference [{'|'.join(pages)}]")
+    write = pages[arguments[0]] if arguments else reference_markdown
+    print(write(), end="")
 
 
 if __name__ == "__main__":

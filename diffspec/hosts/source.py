@@ -154,7 +154,7 @@ class _Module:
             if isinstance(node, ast.ClassDef):
                 self._made[id(node)] = self._class(node)
             elif isinstance(node, Definition):
-                self._made[id(node)] = _function(node)
+                self._made[id(node)] = stand_in(node)
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
                 self._made[id(node)] = self._alias(node, node.value.id)
             else:
@@ -179,7 +179,7 @@ class _Module:
         declared: dict[str, Any] = {}
         for item in _statements(node.body):
             if isinstance(item, Definition):
-                body[item.name] = _function(item)
+                body[item.name] = stand_in(item)
                 declared |= dict.fromkeys(assigned_to_self(item), Any)
             elif isinstance(item, ast.ClassDef):
                 body[item.name] = object()
@@ -243,7 +243,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(handler.body)
 
 
-def _function(node: Definition) -> Any:
+def stand_in(node: Definition) -> Any:
     """A function of the same signature that does nothing."""
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -261,11 +261,11 @@ def _function(node: Definition) -> Any:
     if arguments.kwarg:
         made.append(_parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD, False))
 
-    def stand_in(*args: Any, **kwargs: Any) -> None:
+    def nothing(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(f"{node.name} was read from source and cannot be called")
 
-    stand_in.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
-    return stand_in
+    nothing.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    return nothing
 
 
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -136,7 +136,7 @@ def _mismatch(point: TouchPoint, import_module: ImportModule) -> Mismatch | None
         if not hasattr(found, part):
             return Mismatch(point, f"{owner} has no {part}", "absent")
         found, owner = getattr(found, part), part
-    if missing := [name for name in point.attributes if not _declares(found, name)]:
+    if missing := [name for name in point.attributes if not declares(found, name)]:
         return Mismatch(point, f"{point.name} lacks {', '.join(missing)}")
     if point.parameters and (other := _signature_difference(point, found)):
         return Mismatch(point, other)
@@ -160,7 +160,7 @@ def _signature_difference(point: TouchPoint, function: Any) -> str | None:
     return None
 
 
-def _declares(cls: Any, name: str) -> bool:
+def declares(cls: Any, name: str) -> bool:
     """Whether a class has ``name``, declares it or assigns it to ``self`` in one of its methods."""
     if hasattr(cls, name):
         return True

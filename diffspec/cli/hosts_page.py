@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page about host releases, written from the recorded snapshots and the tables.
+
+python -m diffspec.cli.reference hosts > docs/hosts.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diffspec.evidence.pages import bullets, fill, table
+from diffspec.hosts.releases import TITLE, UNPUBLISHED
+from diffspec.hosts.touch_point import Host
+from diffspec.hosts.verdicts import Column, columns, targets
+
+_HEAD = """# Host releases
+
+Written by `python -m diffspec.cli.reference hosts` from `diffspec/hosts/releases.py`, the tables of
+touch points and the snapshots in `diffspec/hosts/snapshots`; a test keeps it current.
+
+Each snapshot holds, for one release, the signatures and names that DiffSpec relies on, read from
+the files of its source package; nothing of a package runs for it. A launch goes through the same
+comparison with what is installed, and is refused with the version, the touch point and the tested
+versions if they do not fit.
+
+    diffspec surface show                      # the tables below; exit status 1 if one must change
+    diffspec surface check vllm vllm_ascend    # package folders of any release
+    diffspec surface refresh                   # download the source packages, record anew
+
+All three take `--json`. *run*: the test suite runs on it. *source*: accepted on Ascend, compared
+with its source, never run on an NPU by this project. *next*: looked at early, not accepted, and
+allowed to differ.
+"""
+
+
+def hosts_markdown() -> str:
+    """The whole page."""
+    judged = columns()
+    releases = table(
+        ("release", "standing", "for", "archive", "SHA-256"),
+        (
+            (
+                c.snapshot.release.title,
+                c.snapshot.release.standing,
+                ", ".join(c.snapshot.release.platforms),
+                f"`{c.snapshot.archive}`",
+                f"`{c.snapshot.sha256}`",
+            )
+            for c in judged
+        ),
+    )
+    parts = [_HEAD, releases, fill(f"{UNPUBLISHED}.") + "\n"]
+    for host in dict.fromkeys(column.snapshot.release.host for column in judged):
+        ours = [column for column in judged if column.snapshot.release.host == host]
+        parts += [f"## {TITLE[host]}\n", _table(host, ours)]
+        if told := [
+            f"{column.snapshot.release.title}: {verdict.text}"
+            for column in ours
+            for verdict in column.wrong.values()
+        ]:
+            parts.append(bullets(told) + "\n")
+    return "\n".join(parts)
+
+
+def _table(host: Host, judged: Sequence[Column]) -> str:
+    return table(
+        ("touch point", *(column.snapshot.release.version for column in judged)),
+        (
+            (f"`{target}`", *(column.verdicts[target].state for column in judged))
+            for target in targets(host)
+        ),
+    )
