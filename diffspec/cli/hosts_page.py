@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from diffspec.evidence.pages import bullets, fill, table
+from diffspec.hosts.ascend_lane import LANE
 from diffspec.hosts.releases import TITLE, UNPUBLISHED
 from diffspec.hosts.touch_point import Host
 from diffspec.hosts.verdicts import Column, columns, targets
@@ -30,6 +31,15 @@ versions if they do not fit.
 All three take `--json`. *run*: the test suite runs on it. *source*: accepted on Ascend, compared
 with its source, never run on an NPU by this project. *next*: looked at early, not accepted, and
 allowed to differ.
+"""
+
+
+_LANE = """## The lane that was qualified on Ascend
+
+What the owner's launch of 2026-09-04 had
+([record](evidence/sage-mate-20260904-tp4-graph.md)). A launch outside of it is named in one warning
+when it starts and by `diffspec doctor`; what cannot work is refused instead
+([reference.md](reference.md)).
 """
 
 
@@ -59,7 +69,8 @@ def hosts_markdown() -> str:
             for verdict in column.wrong.values()
         ]:
             parts.append(bullets(told) + "\n")
-    return "\n".join(parts)
+    lane = table(("requirement", "known beyond it"), ((r.requires, r.known) for r in LANE))
+    return "\n".join([*parts, _LANE, lane])
 
 
 def _table(host: Host, judged: Sequence[Column]) -> str:

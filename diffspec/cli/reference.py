@@ -71,7 +71,7 @@ def reference_markdown() -> str:
         ("id", "what", "judged"),
         (
             (
-                f"`{row.id}`",
+                f"`{row.id}`" if row.platform == "any" else f"`{row.id}` ({row.platform})",
                 row.condition,
                 "before weights load" if row.where == "config" else "when the models are loaded",
             )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffspec.configuration.checkpoint import Checkpoint
-from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.hosts.launch import LaunchFacts
 
 _MODALITIES = ("vision_config", "audio_config", "visual", "thinker_config")
 _ATTENTION_LAYERS = ("full_attention", "attention", "sliding_attention", "chunked_attention")

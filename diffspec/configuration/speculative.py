@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.keys import asks_for_diffspec, normalise, split_keys, whole
 
 
@@ -63,6 +63,7 @@ class Speculative:
             heterogeneous_vocab=given.get("use_heterogeneous_vocab") is True,
             parallel_drafting=given.get("parallel_drafting") is True,
             padded_batches=given.get("disable_padded_drafter_batch") is False,
+            unpadded_batches=given.get("disable_padded_drafter_batch") is True,
             draft_tensor_parallel_size=given.get("draft_tensor_parallel_size"),
             draft_kv_cache_dtype=given.get("kv_cache_dtype"),
         )

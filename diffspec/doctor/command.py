@@ -20,10 +20,10 @@ from diffspec.doctor.arguments import (
     parse,
 )
 from diffspec.doctor.findings import Finding, error, ok, warning
-from diffspec.doctor.lanes import AscendLaunch
+from diffspec.doctor.lanes import device
 from diffspec.doctor.plugins import v2_runner
 from diffspec.doctor.surroundings import Platform
-from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.hosts.vllm.facts import WORKERS
 
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -253,11 +253,17 @@ def facts(command: Command, platform: Platform | None, environ: Mapping[str, str
     connector = transfer.get("kv_connector") if transfer else None
     if connector is None and command.text("--kv-offloading-size") is not None:
         connector = "of --kv-offloading-size"
+    graphs = command.object("--compilation-config") or {}
+    sizes = graphs.get("cudagraph_capture_sizes")
+    if not isinstance(sizes, list):
+        sizes = command.integers("--cudagraph-capture-sizes")
+    mode = graphs.get("cudagraph_mode")
+    ours = WORKERS.get(device(platform) or "")
     return LaunchFacts(
         async_scheduling=command.switch("--async-scheduling"),
         # Where this release has no worker there is none to be replaced.
-        worker_cls=command.text("--worker-cls") if platform in WORKERS else None,
-        our_worker_cls=WORKERS.get(platform) if platform else None,
+        worker_cls=command.text("--worker-cls") if ours else None,
+        our_worker_cls=ours,
         v2_runner=v2_runner(environ),
         attention_backend=_backend(command) if platform == "cuda" else None,
         tensor_parallel_size=command.integer("--tensor-parallel-size") or 1,
@@ -271,6 +277,13 @@ def facts(command: Command, platform: Platform | None, environ: Mapping[str, str
         lora=command.switch("--enable-lora"),
         prompt_embeds=command.switch("--enable-prompt-embeds"),
         sleep_mode=command.switch("--enable-sleep-mode"),
+        prefix_caching=command.switch("--enable-prefix-caching"),
+        quantisation=command.text("--quantization"),
+        enforce_eager=command.switch("--enforce-eager"),
+        graph_mode=str(mode).upper() if mode is not None else None,
+        capture_sizes=tuple(size for size in sizes if type(size) is int),
+        max_num_seqs=command.integer("--max-num-seqs"),
+        additional_config=command.object("--additional-config"),
     )
 
 
@@ -285,35 +298,3 @@ def _backend(command: Command) -> str | None:
     name = command.text("--attention-backend") or config.get("backend")
     upper = str(name).upper()
     return None if upper in ("NONE", "AUTO") else upper
-
-
-def ascend_launch(
-    command: Command,
-    known: LaunchFacts,
-    depth: int | None,
-    served: int | None,
-    window: int | None,
-) -> AscendLaunch:
-    """What the Ascend lane's own rules look at, of a command.
-
-    Raises:
-        CommandError: an option that holds JSON does not.
-    """
-    graphs = command.object("--compilation-config") or {}
-    sizes = graphs.get("cudagraph_capture_sizes")
-    if not isinstance(sizes, list):
-        sizes = command.integers("--cudagraph-capture-sizes")
-    mode = graphs.get("cudagraph_mode")
-    return AscendLaunch(
-        facts=known,
-        prefix_caching=command.switch("--enable-prefix-caching"),
-        quantisation=command.text("--quantization"),
-        enforce_eager=command.switch("--enforce-eager"),
-        graph_mode=str(mode).upper() if mode is not None else None,
-        capture_sizes=tuple(size for size in sizes if type(size) is int),
-        max_num_seqs=command.integer("--max-num-seqs"),
-        depth=depth,
-        served_length=served,
-        trained_window=window,
-        additional_config=command.object("--additional-config"),
-    )

@@ -27,8 +27,8 @@ from diffspec.doctor.findings import Finding, Report, error, warning
 from diffspec.doctor.manager_state import Launch, read_state, speculative_config
 from diffspec.doctor.surroundings import Platform, Surroundings
 from diffspec.environment import EXTENSION_ID
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.hosts.source import HostSource
-from diffspec.hosts.unsupported import LaunchFacts
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def _launch(
             found += speculative.unknown_keys(config, source, "config")
         if run is not None and active:
             depth = config.depth if config else None
-            found += _by_platform(run, known, platform, environ, depth, served, window)
+            known = replace(known, depth=depth)
+            found += _by_platform(run, known, platform, environ, served, window)
     except CommandError as failure:
         found.append(error("command.parse", str(failure), "correct the command"))
     return found
@@ -149,13 +150,12 @@ def _by_platform(
     known: LaunchFacts,
     platform: Platform | None,
     environ: Mapping[str, str],
-    depth: int | None,
     served: int | None,
     window: int | None,
 ) -> list[Finding]:
     """What a platform has to say of a command, beside the list of refusals."""
     if platform == "ascend":
-        return lanes.ascend(command.ascend_launch(run, known, depth, served, window), environ)
+        return lanes.ascend(known, environ, served=served, window=window)
     if (method := run.text("--quantization")) is None:
         return []
     text = f"--quantization {method}: nobody has tried DiffSpec with quantised weights"

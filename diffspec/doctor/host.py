@@ -15,19 +15,19 @@ from diffspec.configuration.manager import PLAIN_HOSTS
 from diffspec.doctor import lanes
 from diffspec.doctor.findings import Finding, error, from_message, ok, warning
 from diffspec.doctor.surroundings import ASCEND, Platform, Surroundings
+from diffspec.hosts import releases
 from diffspec.hosts.source import HostSource
-from diffspec.hosts.surface import SUPPORTED, TESTED, check_surface
-from diffspec.hosts.touch_points import rows_for
+from diffspec.hosts.surface import check_surface, rows_to_check
+from diffspec.hosts.touch_point import Host
 
 TESTED_PYTHON = (3, 11)
 _DEEP_TIMEOUT_S = 300
-_INSTALL = f"install a tested version: {', '.join(TESTED)}"
 
 
 def check(around: Surroundings, platform: Platform | None, *, deep: bool = False) -> list[Finding]:
     """The machine itself."""
     source = _source(around)
-    found = [_python(), *_distributions(around, source), *_ascend(around, platform)]
+    found = [_python(), *_distributions(around, source, platform), *_ascend(around, platform)]
     if platform == "cuda":
         found.append(
             warning(
@@ -37,10 +37,19 @@ def check(around: Surroundings, platform: Platform | None, *, deep: bool = False
                 "try it with your own check of the output; report what you see",
             )
         )
-    elif platform == "rocm":
+    elif platform == "ascend":
+        found.append(
+            warning(
+                "host.platform",
+                "Ascend: written against the source of vLLM-Ascend and never run on an NPU by this "
+                "project",
+                "qualify it before relying on it; report what you see",
+            )
+        )
+    elif platform is not None and not lanes.supported(platform):
         found.append(from_message("host.platform", "error", lanes.refused_platform(platform)))
     if source is not None:
-        found += _deep(around, platform) if deep else _surface(source, platform)
+        found += _deep(around, platform) if deep else _surface(around, source, platform)
     return found
 
 
@@ -58,7 +67,9 @@ def _python() -> Finding:
     return warning("host.python", text, f"use Python {tested} if something fails")
 
 
-def _distributions(around: Surroundings, source: HostSource | None) -> list[Finding]:
+def _distributions(
+    around: Surroundings, source: HostSource | None, platform: Platform | None
+) -> list[Finding]:
     hosts = around.hosts()
     if not hosts:
         return [
@@ -79,7 +90,7 @@ def _distributions(around: Surroundings, source: HostSource | None) -> list[Find
             )
         ]
     ((name, version),) = hosts.items()
-    found = [_judged(name, version)]
+    found = [_judged("vllm", name, version, platform)]
     own = source.version() if source else None
     if own is not None and not _same(own, version):
         found.append(
@@ -92,20 +103,22 @@ def _distributions(around: Surroundings, source: HostSource | None) -> list[Find
     return found
 
 
-def _judged(name: str, version: str) -> Finding:
-    lines = ", ".join(f"{major}.{minor}.x" for major, minor in SUPPORTED)
+def _judged(host: Host, name: str, version: str, platform: Platform | None) -> Finding:
+    device = lanes.device(platform)
+    lines, tested = releases.lines(host, device), releases.tested(device)
+    install = f"install a tested version: {tested}"
     try:
         parsed = Version(version)
     except InvalidVersion:
-        return error("host.version", f"{name} {version}: not a version number", _INSTALL)
-    if parsed.release[:2] not in SUPPORTED:
-        return error("host.version", f"{name} {version}: only {lines} is supported", _INSTALL)
-    if parsed.public in TESTED:
+        return error("host.version", f"{name} {version}: not a version number", install)
+    if not releases.is_accepted(host, version, device):
+        return error("host.version", f"{name} {version}: only {lines} is supported", install)
+    if parsed.public in releases.known(host, device):
         return ok("host.version", f"{name} {version}, a tested version")
     return warning(
         "host.version",
-        f"{name} {version}: accepted as {lines}, tested is {', '.join(TESTED)}",
-        "rely on the touch points below, or " + _INSTALL,
+        f"{name} {version}: accepted as {lines}, tested is {tested}",
+        "rely on the touch points below, or " + install,
     )
 
 
@@ -117,10 +130,10 @@ def _same(left: str, right: str) -> bool:
 
 
 def _ascend(around: Surroundings, platform: Platform | None) -> list[Finding]:
-    if platform != "ascend" or lanes.supported(platform):
+    version = around.version(ASCEND)
+    if platform != "ascend" or version is None:
         return []
-    text = f"{ASCEND} {around.version(ASCEND)}: {lanes.refused_platform(platform)}"
-    return [from_message("host.platform", "error", text)]
+    return [_judged("vllm-ascend", ASCEND, version, platform)]
 
 
 def elsewhere(platform: Platform, here: Platform | None) -> list[Finding]:
@@ -150,10 +163,15 @@ def in_range(version: str, specifier: str) -> tuple[bool, bool]:
     return since and (named or not parsed.is_prerelease), since
 
 
-def _surface(source: HostSource, platform: Platform | None) -> list[Finding]:
-    rows = rows_for(platform)
+def _surface(around: Surroundings, source: HostSource, platform: Platform | None) -> list[Finding]:
+    device = lanes.device(platform)
+    known: dict[Host, str] = {"vllm": source.version() or "unknown"}
+    if platform == "ascend" and (root := around.package("vllm_ascend")) is not None:
+        source = HostSource(root, source.root)
+        known["vllm-ascend"] = source.version() or "unknown"
+    rows = rows_to_check(device, known)
     differing = check_surface(rows, source.import_module)
-    found = [_differs(m.text) for m in differing]
+    found = [_differs(m.text, platform) for m in differing]
     if not found:
         found.append(
             ok(
@@ -165,13 +183,14 @@ def _surface(source: HostSource, platform: Platform | None) -> list[Finding]:
     return found
 
 
-def _differs(text: str) -> Finding:
-    return error("host.surface", text, _INSTALL)
+def _differs(text: str, platform: Platform | None) -> Finding:
+    tested = releases.tested(lanes.device(platform))
+    return error("host.surface", text, f"install a tested version: {tested}")
 
 
 def _deep(around: Surroundings, platform: Platform | None) -> list[Finding]:
     """The same comparison with the modules imported, by a process of its own."""
-    words = ("-m", "diffspec.doctor.deep", platform or "any")
+    words = ("-m", "diffspec.doctor.deep", lanes.device(platform) or "any")
     try:
         run = around.python(*words, timeout=_DEEP_TIMEOUT_S)
         answer = json.loads(run.stdout)
@@ -179,7 +198,7 @@ def _deep(around: Surroundings, platform: Platform | None) -> list[Finding]:
         return [_broken(f"importing vLLM took more than {_DEEP_TIMEOUT_S} s")]
     except (OSError, ValueError) as failure:
         return [_broken(f"importing vLLM failed: {failure}")]
-    found = [_differs(text) for text in _texts(answer.get("differences", []))]
+    found = [_differs(text, platform) for text in _texts(answer.get("differences", []))]
     if found:
         return found
     return [

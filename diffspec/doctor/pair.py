@@ -13,10 +13,9 @@ from diffspec.configuration.lengths import trained_window
 from diffspec.configuration.pair_facts import mrope, pair_facts
 from diffspec.doctor import tensors
 from diffspec.doctor.findings import Finding, error, from_message, ok, warning
-from diffspec.doctor.lanes import quantised
 from diffspec.doctor.surroundings import Platform
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.hosts.source import HostSource
-from diffspec.hosts.unsupported import LaunchFacts
 
 _HANDS_OUT = "get_eagle3_default_aux_hidden_state_layers"
 _REGISTRY = "model_executor/models/registry.py"
@@ -46,10 +45,10 @@ def judge(
         problem = class_problem(draft)
         found += [from_message("pair.architecture", "error", problem)] if problem else []
         found += [*tensors.files(draft, "draft"), *tensors.check(draft), *_vocabulary(draft)]
-        found += _quantisation("draft", draft, platform)
+        found += _quantisation("draft", draft)
     if target is not None:
         found += [*_target_format(target, source), *tensors.files(target, "target")]
-        found += [*_quantisation("target", target, platform), *_rope(target, platform)]
+        found += [*_quantisation("target", target), *_rope(target, platform)]
     if target is not None and draft is not None:
         found += [*_aux_layers(target, draft), *_dtype(target, draft)]
         found += _special_tokens(target, draft)
@@ -157,13 +156,11 @@ def _dtype(target: Checkpoint, draft: Checkpoint) -> list[Finding]:
     return [ok("pair.dtype", text)]
 
 
-def _quantisation(role: str, model: Checkpoint, platform: Platform | None) -> list[Finding]:
+def _quantisation(role: str, model: Checkpoint) -> list[Finding]:
     method = model.quantisation()
     if method is None:
         return []
     text = f"the {role} is quantised ({method})"
-    if platform == "ascend":
-        return [quantised(text)]
     advice = "compare the output with the target's own before relying on it"
     return [warning("pair.quantisation", f"{text}, which nobody has tried", advice)]
 

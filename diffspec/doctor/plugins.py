@@ -11,7 +11,8 @@ from diffspec import __version__
 from diffspec.doctor.findings import Finding, error, from_message, ok, warning
 from diffspec.doctor.surroundings import ASCEND, Surroundings
 from diffspec.environment import DISABLE, ENABLED_BUNDLES, vspec_switched_on, wanted
-from diffspec.hosts.unsupported import LaunchFacts, refusals
+from diffspec.hosts.launch import LaunchFacts
+from diffspec.hosts.unsupported import refusals
 
 PLUGIN, GROUP = "diffspec", "vllm.general_plugins"
 VALUE = "diffspec.plugin:register"

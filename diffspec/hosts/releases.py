@@ -93,6 +93,13 @@ def tested(platform: str | None) -> str:
     return ", ".join(f"{r.title} with vLLM {r.beside}" for r in pairs) + " (by their source)"
 
 
+def known(host: Host, platform: str | None) -> tuple[str, ...]:
+    """Exact versions of ``host`` that count as tested on a device type."""
+    if platform != "npu":
+        return TESTED
+    return tuple(r.version for r in RELEASES if r.host == host and r.standing != "next")
+
+
 def lines(host: Host, platform: str | None) -> str:
     """The accepted release lines in words."""
     return " or ".join(f"{major}.{minor}.x" for major, minor in accepted(host, platform))
@@ -112,10 +119,13 @@ def rows_of(
 
 
 def holds_for(point: TouchPoint, version: str) -> bool:
-    """Whether a row is about this release of its host package; one without a number has all."""
+    """Whether a row is about this release of its host package.
+
+    Rows for some releases are about none that has no version number.
+    """
     if not point.releases:
         return True
     try:
         return SpecifierSet(point.releases).contains(Version(version), prereleases=True)
     except InvalidVersion:
-        return True
+        return False

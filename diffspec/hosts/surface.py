@@ -12,7 +12,7 @@ import functools
 import importlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ __all__ = [
     "check_surface",
     "installed_version",
     "require_surface",
+    "rows_to_check",
 ]
 
 ImportModule = Callable[[str], Any]
@@ -82,20 +83,16 @@ def require_surface(
     versions: dict[Host, str] = {}
     for host in releases.hosts_of(platform):
         version, problem = installed_version(host, import_module)
-        versions[host] = version
         names.append(f"{releases.TITLE[host]} {version}")
         if problem:
-            differences.append(problem)
-            del versions[host]  # its rows would say nothing else
-        elif not releases.is_accepted(host, version, platform):
+            differences.append(problem)  # and its rows would say nothing else
+            continue
+        versions[host] = version
+        if not releases.is_accepted(host, version, platform):
             lines = releases.lines(host, platform)
             of = "" if platform != "npu" else f" of {releases.TITLE[host]}"
             differences.append(f"only {lines}{of} is supported")
-    rows = [
-        point
-        for point in rows_for(platform, stages, table)
-        if point.host in versions and releases.holds_for(point, versions[point.host])
-    ]
+    rows = rows_to_check(platform, versions, rows_for(platform, stages, table))
     differences += [found.text for found in check_surface(rows, import_module)]
     if differences:
         raise HostError(
@@ -103,6 +100,17 @@ def require_surface(
             f"{'; '.join(dict.fromkeys(differences))}. Tested: {releases.tested(platform)}. "
             "Remove draft_context_policy or install a tested version."
         )
+
+
+def rows_to_check(
+    platform: str | None, versions: Mapping[Host, str], table: Sequence[TouchPoint] = TOUCH_POINTS
+) -> tuple[TouchPoint, ...]:
+    """The rows for a device type that are about the given versions of its host packages."""
+    return tuple(
+        point
+        for point in rows_for(platform, table=table)
+        if point.host in versions and releases.holds_for(point, versions[point.host])
+    )
 
 
 def installed_version(host: Host, import_module: ImportModule) -> tuple[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from diffspec.hosts.ascend_drafter_points import ASCEND_DRAFTER_POINTS
 from diffspec.hosts.ascend_points import ASCEND_POINTS
 from diffspec.hosts.drafter_points import DRAFTER_POINTS
 from diffspec.hosts.touch_point import Stage, TouchPoint
@@ -12,7 +13,12 @@ from diffspec.hosts.vllm_points import VLLM_POINTS
 
 __all__ = ["TOUCH_POINTS", "Stage", "TouchPoint", "rows_for"]
 
-TOUCH_POINTS: tuple[TouchPoint, ...] = (*VLLM_POINTS, *DRAFTER_POINTS, *ASCEND_POINTS)
+TOUCH_POINTS: tuple[TouchPoint, ...] = (
+    *VLLM_POINTS,
+    *DRAFTER_POINTS,
+    *ASCEND_POINTS,
+    *ASCEND_DRAFTER_POINTS,
+)
 
 
 def rows_for(

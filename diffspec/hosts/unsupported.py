@@ -7,82 +7,23 @@ its text says which. No vLLM import: rows judge a :class:`LaunchFacts`, which th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
 
-#: Where a row is judged first: before weights load (and once more in the worker, on what the host
-#: made of the flags), or when the models are there.
-Where = Literal["config", "load"]
+from diffspec.hosts.ascend_unsupported import ASCEND_UNSUPPORTED
+from diffspec.hosts.launch import LaunchFacts, Unsupported, Where
+
+#: Device types that this release drafts on.
+PLATFORMS = ("cpu", "cuda", "npu")
 
 #: vLLM's names of the attention backends whose pages and metadata were read for DiffSpec.
 READABLE_BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 
-#: Rows that say "not tested on this host" of vLLM's own hosts, or name their attention backends.
-NOT_ON_ASCEND = frozenset({"hybrid_target", "attention_backend"})
+#: Rows that say "not tested on this host" of vLLM's own hosts, name their attention backends or
+#: want the batches that only they have; on an NPU they are not judged.
+NOT_ON_ASCEND = frozenset({"hybrid_target", "attention_backend", "padded_batches"})
 
 _MODEL_TYPES = ("bfloat16", "float16", "float32")
 _PLAIN_ROPE = ("default", "llama3", "linear", "yarn")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchFacts:
-    """What is known of a launch; None means not known (yet), and no row refuses on that."""
-
-    platform: str | None = None
-    method: str | None = None
-    per_batch_depths: object = None
-    draft_sample_method: str | None = None
-    rejection_sample_method: str | None = None
-    heterogeneous_vocab: bool | None = None
-    parallel_drafting: bool | None = None
-    padded_batches: bool | None = None
-    async_scheduling: bool | None = None
-    worker_cls: str | None = None
-    our_worker_cls: str | None = None
-    v2_runner: bool | None = None
-    attention_backend: str | None = None
-    tensor_parallel_size: int | None = None
-    draft_tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    data_parallel_size: int | None = None
-    prefill_context_parallel_size: int | None = None
-    decode_context_parallel_size: int | None = None
-    model_dtype: str | None = None
-    kv_cache_dtype: str | None = None
-    draft_kv_cache_dtype: str | None = None
-    kv_connector: str | None = None
-    lora: bool | None = None
-    prompt_embeds: bool | None = None
-    sleep_mode: bool | None = None
-    multimodal: bool | None = None
-    vspec: str | None = None
-    target_mla: bool | None = None
-    target_hybrid: bool | None = None
-    target_hidden_size: int | None = None
-    target_vocab_size: int | None = None
-    target_full_attention_layers: int | None = None
-    draft_mla: bool | None = None
-    draft_layers: int | None = None
-    draft_reads_hidden_size: int | None = None
-    draft_vocab_size: int | None = None
-    draft_heads: int | None = None
-    draft_kv_heads: int | None = None
-    draft_head_size: float | None = None
-    draft_sliding_window: int | None = None
-    draft_mrope: bool | None = None
-    draft_rope_type: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    """One refusal. ``message`` is a format string over the facts, named ``f``."""
-
-    id: str
-    condition: str
-    message: str
-    where: Where
-    applies: Callable[[LaunchFacts], object]
 
 
 def _above_one(size: int | None) -> bool:
@@ -109,14 +50,14 @@ def _heads_do_not_divide(f: LaunchFacts) -> bool:
     return size is not None and size % 2 != 0
 
 
-UNSUPPORTED: tuple[Unsupported, ...] = (
+_EVERYWHERE: tuple[Unsupported, ...] = (
     Unsupported(
         "platform",
-        "a device other than a CPU or a CUDA GPU",
-        "device {f.platform}: this release drafts on CPUs and on CUDA only; use one of these, or "
-        "remove draft_context_policy",
+        "a device other than a CPU, a CUDA GPU or, with vLLM-Ascend, an NPU",
+        "device {f.platform}: this release drafts on CPUs, on CUDA and on Ascend NPUs only; use "
+        "one of these, or remove draft_context_policy",
         "config",
-        lambda f: f.platform not in (None, "cpu", "cuda"),
+        lambda f: f.platform not in (None, *PLATFORMS),
     ),
     Unsupported(
         "method",
@@ -392,11 +333,18 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     ),
 )
 
+UNSUPPORTED: tuple[Unsupported, ...] = (*_EVERYWHERE, *ASCEND_UNSUPPORTED)
+
 
 def applying(facts: LaunchFacts, where: Iterable[Where] = ("config", "load")) -> list[Unsupported]:
     """Every row judged at ``where`` that applies to ``facts``, in table order."""
     stages = tuple(where)
-    return [row for row in UNSUPPORTED if row.where in stages and row.applies(facts)]
+    left_out = NOT_ON_ASCEND if facts.platform == "npu" else ()
+    return [
+        row
+        for row in UNSUPPORTED
+        if row.where in stages and row.id not in left_out and row.applies(facts)
+    ]
 
 
 def refusals(facts: LaunchFacts, where: Iterable[Where] = ("config",)) -> list[str]:

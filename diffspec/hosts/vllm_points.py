@@ -74,6 +74,18 @@ VLLM_POINTS: tuple[TouchPoint, ...] = (
         parameters=names("self target_model_config target_parallel_config"),
     ),
     TouchPoint(
+        "vllm.engine.arg_utils:EngineArgs",
+        "read",
+        "config",
+        "read the flags of the launch",
+        "what does not work together is refused before anything is loaded",
+        attributes=names(
+            "speculative_config async_scheduling kv_cache_dtype kv_transfer_config "
+            "kv_offloading_size enable_lora attention_backend attention_config max_num_seqs "
+            "enable_prefix_caching compilation_config cudagraph_capture_sizes additional_config"
+        ),
+    ),
+    TouchPoint(
         "vllm.config:SpeculativeConfig",
         "read",
         "config",
@@ -104,7 +116,7 @@ VLLM_POINTS: tuple[TouchPoint, ...] = (
         "a pair that does not fit is refused before weights are loaded",
         attributes=names(
             "get_hidden_size get_vocab_size use_mla is_hybrid uses_mrope multimodal_config "
-            "max_model_len hf_config served_model_name"
+            "max_model_len hf_config served_model_name quantization enforce_eager dtype"
         ),
     ),
     TouchPoint(

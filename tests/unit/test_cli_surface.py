@@ -53,11 +53,11 @@ def test_a_difference_counts_where_the_release_is_accepted(
 ) -> None:
     path = changed / f"vllm-ascend-{version}.json"
     text = path.read_text()
-    assert text.count("(self, common_attn_metadata, sampled_token_ids, num_draft_tokens)") == 1
-    path.write_text(text.replace("sampled_token_ids, num_draft_tokens", "sampled_token_ids"))
+    assert text.count("spec_decode_metadata, valid_sampled_tokens_count)") == 1
+    path.write_text(text.replace("spec_decode_metadata, valid_sampled", "valid_sampled"))
     result = RUNNER.invoke(app, ["surface", "show"])
     assert result.exit_code == status
-    assert "prepare_inputs lacks parameter 'num_draft_tokens'" in result.output
+    assert "prepare_inputs_padded lacks parameter 'spec_decode_metadata'" in result.output
 
 
 def test_a_missing_snapshot_says_what_to_run(changed: Path) -> None:

@@ -23,7 +23,7 @@ from diffspec.doctor import command, lanes, pair, speculative
 from diffspec.doctor.arguments import SPECULATIVE, CommandError, parse
 from diffspec.doctor.findings import Finding
 from diffspec.doctor.manager_state import read_state
-from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.keys import BY_KEY
 
 from .doctor_models import EAGLE3_27B, QWEN35_27B, draft_shapes
@@ -83,8 +83,10 @@ def test_any_command(words: list[str], managed: bool) -> None:
         assert any(f.level == "error" for f in reading.findings)
         return
     with suppress(CommandError):  # an option that should hold JSON
-        command.facts(reading.command, "cuda", {})
-        command.ascend_launch(reading.command, LaunchFacts(), 3, 10, 10)
+        for platform in ("cuda", "ascend"):
+            known = command.facts(reading.command, platform, {})
+            lanes.refused(known, platform, "command")
+            lanes.ascend(known, {}, served=10, window=10)
 
 
 @settings(max_examples=150, deadline=None)

@@ -416,6 +416,8 @@ def test_another_attention_backend_on_cuda(ask: Ask) -> None:
 
 def test_a_worker_is_not_replaced_where_there_is_none(ask: Ask) -> None:
     found = ask("--worker-cls", "a.B", platform="ascend")
+    assert "DiffSpecNPUWorker" in only(found, "command.worker_cls").what
+    found = ask("--worker-cls", "a.B", platform="rocm")
     assert not [f for f in found if "a.B" in f.what]
 
 

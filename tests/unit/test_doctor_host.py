@@ -91,16 +91,55 @@ def test_the_platform_is_told_from_what_is_installed(
 def test_platforms_without_a_worker_are_refused_in_the_words_of_a_launch(tmp_path: Path) -> None:
     around = surroundings(tmp_path)
     install(tmp_path / "site", "vllm", "0.28.0")
-    install(tmp_path / "site", "vllm-ascend", "0.28.0rc1")
-    finding = one(host.check(around, "ascend"), "host.platform")
+    finding = one(host.check(around, "rocm"), "host.platform")
     assert finding.level == "error"
-    assert finding.what.startswith("vllm-ascend 0.28.0rc1: device npu: this release drafts on")
-    assert "device rocm" in one(host.check(around, "rocm"), "host.platform").what
+    assert finding.what.startswith("device rocm: this release drafts on")
+
+
+@pytest.mark.parametrize(
+    ("versions", "levels", "part"),
+    [
+        (("0.28.0", "0.28.0rc1"), ["ok", "ok"], "vllm-ascend 0.28.0rc1, a tested version"),
+        (("0.25.1", "0.25.1rc1"), ["ok", "ok"], "vllm-ascend 0.25.1rc1, a tested version"),
+        (("0.28.1rc1.dev319", "0.25.1rc1"), ["warning", "ok"], "accepted as 0.25.x or 0.28.x"),
+        (("0.28.0", "0.28.1"), ["ok", "warning"], "vllm-ascend 0.28.1: accepted as 0.25.x or"),
+        (("0.28.0", "0.24.0"), ["ok", "error"], "vllm-ascend 0.24.0: only 0.25.x or 0.28.x is"),
+        (("0.30.0", "0.30.0rc2"), ["error", "error"], "vllm-ascend 0.30.0rc2: only 0.25.x or"),
+    ],
+)
+def test_vllm_ascend_and_its_vllm_against_the_tested_pairs(
+    tmp_path: Path, versions: tuple[str, str], levels: list[str], part: str
+) -> None:
+    around = surroundings(tmp_path)
+    install(tmp_path / "site", "vllm", versions[0])
+    install(tmp_path / "site", "vllm-ascend", versions[1])
+    found = host.check(around, "ascend")
+    judged = [f for f in found if f.id == "host.version"]
+    assert [f.level for f in judged] == levels
+    assert part in " ".join(f.what for f in judged)
+    assert all("vLLM-Ascend 0.28.0rc1 with vLLM 0.28.0" in f.fix for f in judged if f.fix)
+    assert "never run on an NPU" in one(found, "host.platform").what
+
+
+def test_touch_points_of_vllm_ascend_by_its_source(tmp_path: Path) -> None:
+    around = surroundings(tmp_path)
+    install(tmp_path / "site", "vllm", "0.28.0")
+    install(tmp_path / "site", "vllm-ascend", "0.28.0rc1")
+    package(tmp_path / "site", {"__init__": "", "_version": "__version__ = '0.28.0'"})
+    root = tmp_path / "site" / "vllm_ascend"
+    root.mkdir()
+    (root / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (root / "_version.py").write_text("__version__ = '0.28.0rc1'\n")
+    texts = [f.what for f in host.check(around, "ascend") if f.id == "host.surface"]
+    for module in {p.module for p in TOUCH_POINTS if p.platform in ("any", "npu")}:
+        assert sum(f"module {module} cannot be imported" in text for text in texts) >= 1
+    assert not any("cpu_worker" in text or "gpu_worker" in text for text in texts)
 
 
 def test_another_platform_than_this_one_is_judged_without_this_machine() -> None:
     found = host.elsewhere("ascend", "cpu")
-    assert [f.level for f in found] == ["warning", "warning"]
+    assert [f.level for f in found] == ["warning"]
+    assert [f.level for f in host.elsewhere("rocm", "cpu")] == ["warning", "warning"]
     assert "judged for ascend, which is not what is installed here (cpu)" in found[0].what
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from diffspec.doctor import lanes
 from diffspec.doctor.arguments import SPECULATIVE
 from diffspec.doctor.diagnose import Question, diagnose
 from diffspec.doctor.findings import Finding
+from diffspec.hosts import ascend_lane
 
 from .doctor_models import EAGLE3_27B, OWNERS_KEYS, QWEN35_27B, write_draft, write_model
 from .doctor_python import surroundings
@@ -54,18 +54,19 @@ def test_the_owners_command_passes(lane: Ask) -> None:
     found = lane("--language-model-only")
     assert wrong(found) == []
     assert only(found, "lane.qualified", "ok")
-    # That this machine is another one, that this release has no worker for Ascend, and that the
-    # record has M-RoPE off, which this configuration of the target has.
-    known = {"host.elsewhere", "host.platform", "pair.target_mrope"}
+    # That this machine is another one, and that the record has M-RoPE off, which this configuration
+    # of the target has.
+    known = {"host.elsewhere", "pair.target_mrope"}
     assert {f.id for f in wrong(found, "warning")} == known
     assert {f.id for f in wrong(lane(), "warning")} - known == {"pair.multimodal"}
 
 
 def test_the_lane_is_that_of_the_record() -> None:
     settings = RECORD["settings"]
-    assert settings["tensor_parallel_size"] == lanes.QUALIFIED_TENSOR_PARALLEL
-    assert settings["dtype"] == lanes.QUALIFIED_DTYPE
-    assert settings["cudagraph_mode"] == lanes.QUALIFIED_GRAPHS
+    assert settings["tensor_parallel_size"] == ascend_lane.TENSOR_PARALLEL
+    assert settings["dtype"] == ascend_lane.DTYPE
+    assert settings["cudagraph_mode"] == ascend_lane.GRAPHS
+    assert settings["cudagraph_capture_sizes"] == list(ascend_lane.CAPTURE_SIZES)
 
 
 def test_the_records_own_command_passes(tmp_path: Path) -> None:
@@ -88,17 +89,21 @@ def test_the_records_own_command_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "id", "part"),
     [
-        (("--enable-prefix-caching",), "lane.prefix_caching", "--enable-prefix-caching"),
         (("--async-scheduling",), "command.async_scheduling", "--async-scheduling"),
-        (("--quantization", "ascend"), "lane.quantisation", "--quantization ascend"),
         (("--kv-cache-dtype", "int8"), "command.quantised_kv", "--kv-cache-dtype int8"),
         (("-tp", "8"), "command.draft_tensor_parallel", "draft_tensor_parallel_size = 4"),
         (("-pp", "2"), "command.pipeline_parallel", "--pipeline-parallel-size 2"),
         (
             ("--additional-config", '{"draft_window_size": 512}'),
-            "lane.draft_window",
+            "command.ascend_draft_window",
             "draft_window_size = 512",
         ),
+        (
+            ("--additional-config.xlite_graph_config.enabled", "true"),
+            "command.ascend_xlite",
+            "enables xlite_graph_config",
+        ),
+        (("-dp", "2"), "command.data_parallel", "--data-parallel-size 2"),
     ],
 )
 def test_what_the_lane_forbids(lane: Ask, words: tuple[str, ...], id: str, part: str) -> None:
@@ -110,7 +115,9 @@ def test_what_the_lane_forbids(lane: Ask, words: tuple[str, ...], id: str, part:
 @pytest.mark.parametrize(
     ("words", "left_out", "id", "part"),
     [
-        ((), ("--no-enable-prefix-caching",), "lane.prefix_caching", "is not switched off"),
+        ((), ("--no-enable-prefix-caching",), "lane.prefix_caching", "is left to vLLM"),
+        (("--enable-prefix-caching",), (), "lane.prefix_caching", "prefix caching is on"),
+        (("--quantization", "ascend"), (), "lane.quantisation", "quantised weights (ascend)"),
         ((), ("--no-async-scheduling",), "lane.async_scheduling", "is not switched off"),
         (("--dtype", "half"), (), "lane.dtype", "run in float16: qualified in bfloat16"),
         ((), GRAPHS, "lane.graphs", "graph mode left to vLLM: qualified with FULL_DECODE_ONLY"),

@@ -16,7 +16,7 @@ from diffspec.configuration.draft_class import ARCHITECTURES
 from diffspec.configuration.pair_facts import pair_facts
 from diffspec.doctor import pair, tensors
 from diffspec.doctor.diagnose import Question, diagnose
-from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.hosts.launch import LaunchFacts
 
 from .doctor_judge import Judge, judge_pair, pair_findings, wrong
 from .doctor_models import (
@@ -290,9 +290,7 @@ def test_quantised_weights(judge: Judge, role: str) -> None:
     change = {role: {"quantization_config": {"quant_method": "fp8"}}}
     (finding,) = wrong(judge(**change), "warning")
     assert finding.what == f"the {role} is quantised (fp8), which nobody has tried"
-    (finding,) = wrong(judge(**change, platform="ascend"))
-    assert finding.id == "lane.quantisation"
-    assert "the Ascend lane runs without quantisation" in finding.what
+    assert finding in wrong(judge(**change, platform="ascend"), "warning")
 
 
 def test_quantisation_in_modelopts_own_file(tmp_path: Path) -> None:

@@ -33,8 +33,16 @@ RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 #: These load with every vLLM process or in tools that have no torch.
 LIGHT = ("environment", "keys", "metrics", "settings", "telemetry", "plugin")
 LIGHT_HOSTS = (
-    *("places", "releases", "source", "surface", "touch_point", "touch_points", "unsupported"),
-    *("ascend_points", "drafter_points", "vllm_points"),
+    *("places", "launch", "releases", "snapshot", "source", "surface", "unsupported", "verdicts"),
+    *(
+        "ascend_drafter_points",
+        "ascend_lane",
+        "ascend_points",
+        "ascend_unsupported",
+        "drafter_points",
+        "vllm_points",
+    ),
+    *("touch_point", "touch_points"),
 )
 #: The adapter to vLLM-Ascend; nobody else may need its packages.
 ASCEND = "diffspec.hosts.ascend."

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from diffspec.environment import vspec_switched_on
-from diffspec.hosts.unsupported import LaunchFacts
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.keys import normalise
 
 #: Worker class per device type, as the qualified name vLLM resolves in the worker process.
@@ -57,7 +57,8 @@ def flag_facts(
         model_dtype=_dtype(target),
         heterogeneous_vocab=given.get("use_heterogeneous_vocab") is True,
         parallel_drafting=given.get("parallel_drafting") is True,
-        padded_batches=None if platform in PADDED else padding is False,
+        padded_batches=padding is False,
+        unpadded_batches=padding is True,
         draft_tensor_parallel_size=given.get("draft_tensor_parallel_size"),
         draft_kv_cache_dtype=given.get("kv_cache_dtype"),
         async_scheduling=engine_args.async_scheduling is True,
@@ -67,6 +68,10 @@ def flag_facts(
         prompt_embeds=bool(target.enable_prompt_embeds),
         sleep_mode=bool(target.enable_sleep_mode),
         vspec=vspec_marker(type(engine_args)),
+        prefix_caching=engine_args.enable_prefix_caching,
+        max_num_seqs=engine_args.max_num_seqs,
+        additional_config=_mapping(engine_args.additional_config),
+        **_graphs(engine_args.compilation_config, engine_args.cudagraph_capture_sizes),
     )
 
 
@@ -74,6 +79,7 @@ def draft_facts(config: Any) -> LaunchFacts:
     """What the speculative configuration vLLM built says of the draft and of how it is used."""
     facts = LaunchFacts(
         method=config.method,
+        depth=config.num_speculative_tokens,
         per_batch_depths=config.num_speculative_tokens_per_batch_size,
         draft_sample_method=config.draft_sample_method,
         rejection_sample_method=config.rejection_sample_method,
@@ -136,7 +142,8 @@ def worker_facts(vllm_config: Any) -> LaunchFacts:
         our_worker_cls=WORKERS.get(platform),
         worker_cls=vllm_config.parallel_config.worker_cls,
         v2_runner=vllm_config.use_v2_model_runner,
-        padded_batches=None if platform in PADDED else not config.disable_padded_drafter_batch,
+        padded_batches=not config.disable_padded_drafter_batch,
+        unpadded_batches=config.disable_padded_drafter_batch,
         async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
         kv_cache_dtype=vllm_config.cache_config.cache_dtype,
         kv_connector=_connector(transfer, None),
@@ -144,6 +151,8 @@ def worker_facts(vllm_config: Any) -> LaunchFacts:
         prompt_embeds=bool(model.enable_prompt_embeds),
         sleep_mode=bool(model.enable_sleep_mode),
         vspec=vspec_marker(EagleProposer, GPUModelRunner),
+        device_name=_device_name(),
+        additional_config=_mapping(vllm_config.additional_config),
     )
 
 
@@ -172,9 +181,33 @@ def _model_and_parallel_facts(target: Any, parallel: Any) -> LaunchFacts:
         multimodal=multimodal is not None and not multimodal.language_model_only,
         target_mla=target.use_mla,
         target_hybrid=target.is_hybrid,
+        target_mrope=target.uses_mrope,
+        quantisation=target.quantization,
+        enforce_eager=bool(target.enforce_eager),
         target_hidden_size=target.get_hidden_size(),
         target_vocab_size=target.get_vocab_size(),
     )
+
+
+def _graphs(compilation: Any, sizes: Sequence[int] | None) -> dict[str, Any]:
+    """Graph mode and captured sizes as asked for; None and empty leave them to vLLM."""
+    mode = compilation.cudagraph_mode
+    captured = sizes or compilation.cudagraph_capture_sizes or ()
+    return {
+        "graph_mode": None if mode is None else str(getattr(mode, "name", mode)),
+        "capture_sizes": tuple(captured),
+    }
+
+
+def _mapping(value: object) -> Mapping[str, Any] | None:
+    return value if isinstance(value, Mapping) else None
+
+
+def _device_name() -> str | None:
+    from vllm.platforms import current_platform
+
+    name = current_platform.get_device_name()
+    return name if isinstance(name, str) else None
 
 
 def _asked_backend(engine_args: Any) -> str | None:

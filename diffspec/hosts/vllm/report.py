@@ -59,14 +59,14 @@ def start_up_lines(
     return lines + rest
 
 
-def announce(lines: Sequence[str]) -> None:
+def announce(lines: Sequence[str], *, warn: bool = False) -> None:
     """Write lines to vLLM's log, under its own logger tree so that its handlers show them;
-    those of :data:`UNRUN` as warnings."""
+    those of :data:`UNRUN` as warnings, and all of them with ``warn``."""
     from vllm.logger import init_logger
 
     logger = init_logger("vllm.diffspec")
     for line in lines:
-        if line in UNRUN.values():
+        if warn or line in UNRUN.values():
             logger.warning(line)
         else:
             logger.info(line)

@@ -14,8 +14,10 @@ import functools
 import inspect
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from diffspec.hosts import ascend_lane
 from diffspec.hosts.places import path_problem
 from diffspec.hosts.surface import HostError, require_surface
 from diffspec.hosts.unsupported import refusals
@@ -95,7 +97,8 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
     problems += _draft_path_problems(engine_args, rest)
     arguments = inspect.signature(build.func).bind(*build.args, **build.keywords).arguments
     target, parallel = arguments["target_model_config"], arguments["target_parallel_config"]
-    problems += refusals(flag_facts(engine_args, target, parallel, rest))
+    flags = flag_facts(engine_args, target, parallel, rest)
+    problems += refusals(flags)
     if problems:
         raise ConfigError(*problems)
 
@@ -111,6 +114,8 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
     if problems or settings_or_none is None:
         raise ConfigError(*problems)
     _activate(engine_args, config, parallel, settings_or_none, window, target.max_model_len)
+    if line := ascend_lane.warning(replace(flags, depth=config.num_speculative_tokens)):
+        announce([line], warn=True)
     connect(engine_args, config, parallel)
     return config
 

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from diffspec.compact_kv.pages import KeyPages, find_key_places
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.hosts.surface import HostError
-from diffspec.hosts.unsupported import LaunchFacts, refusals
+from diffspec.hosts.unsupported import refusals
 
 
 def find_scored_layer(vllm_config: Any, draft_layers: Collection[str]) -> tuple[str, Any]:
