@@ -95,6 +95,13 @@ ASCEND_DRAFTER_POINTS: tuple[TouchPoint, ...] = (
         parameters="num_blocks block_size num_kv_heads head_size",
     ),
     npu_row(
+        f"{_ATTENTION}:AscendAttentionBackend",
+        "read",
+        "learn how many tokens a page of the block table has",
+        "the host cuts its blocks into pages its attention can read",
+        attributes="get_supported_kernel_block_sizes",
+    ),
+    npu_row(
         f"{_ATTENTION}:AscendAttentionBackendImpl.forward",
         "wrapped",
         "copy query rows of one target layer, on that layer's instance alone",
@@ -139,6 +146,13 @@ ASCEND_DRAFTER_POINTS: tuple[TouchPoint, ...] = (
         "everything a cycle needs to know of the host's step",
         attributes="query_start_loc_cpu seq_lens_cpu block_table_tensor slot_mapping "
         "num_actual_tokens",
+    ),
+    npu_row(
+        "vllm.config:CUDAGraphMode",
+        "read",
+        "refuse graphs that hold whole steps of any shape",
+        "rows of a captured step must lie where those of a decode step do",
+        attributes="mixed_mode has_full_cudagraphs",
     ),
     # -- the draft's parts --
     npu_row(

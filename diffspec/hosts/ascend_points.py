@@ -85,8 +85,8 @@ ASCEND_POINTS: tuple[TouchPoint, ...] = (
     npu_row(
         f"{_WORKER}.compile_or_warm_up_model",
         "overridden",
-        "time a few rows",
-        "a first hint for the depth policy",
+        "call the host's own; other devices then time a few rows",
+        "here costs are learned from served steps alone",
         parameters="self",
     ),
     npu_row(
@@ -142,13 +142,5 @@ ASCEND_POINTS: tuple[TouchPoint, ...] = (
         "know that drafts go back as one list a request",
         "a depth per request needs no other way; since 0.28 there is one, drafter.dynamic_spec",
         parameters="self",
-    ),
-    npu_row(
-        f"{_RUNNER}._dummy_run",
-        "called",
-        "time forward passes before serving",
-        "a first hint of what verifying costs",
-        parameters="self num_tokens",
-        stage="load",
     ),
 )

@@ -10,14 +10,14 @@ missing for an import (``torch_npu``, CANN) is faked by ``inside/fake_npu.py``.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
 from pathlib import Path
+
+from diffspec.hosts.packages import fetch, unpack
 
 #: The release whose vLLM is the one in the main environment.
 RELEASE = "0.28.0rc1"
@@ -32,7 +32,7 @@ def make() -> None:
     """Make the environment; does nothing if it is complete.
 
     Raises:
-        RuntimeError: the package index did not give the sources.
+        FetchError: the package index did not give the sources.
     """
     if _STAMP.exists() and _STAMP.read_text() == RELEASE:
         _STAMP.touch()  # newer than this file, for make
@@ -45,30 +45,11 @@ def make() -> None:
     # A path, not a site folder: the editable installs of the main environment stay out of here.
     (packages / "main.pth").write_text(sysconfig.get_path("purelib") + "\n")
     with tempfile.TemporaryDirectory() as scratch:
-        shutil.copytree(_sources(Path(scratch)), packages / "vllm_ascend")
+        archive = fetch("vllm-ascend", RELEASE, Path(scratch))
+        shutil.copytree(unpack("vllm-ascend", archive, Path(scratch)), packages / "vllm_ascend")
     # What the package's build writes: the kind of device it is for.
     (packages / "vllm_ascend" / "_build_info.py").write_text("__device_type__ = 'A2'\n")
     _STAMP.write_text(RELEASE)
-
-
-def _sources(scratch: Path) -> Path:
-    """The package's folder out of its source distribution.
-
-    pip wants its build requirements, which exist for Ascend machines only, and so fails after it
-    has unpacked the sources; it is told to leave them lying.
-    """
-    command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation",
-        "--no-clean", "--no-binary", "vllm-ascend", "--dest", str(scratch / "out"),
-        f"vllm-ascend=={RELEASE}",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True
-    )
-    found = sorted(scratch.glob("**/vllm_ascend/spec_decode/eagle_proposer.py"))
-    if not found:
-        raise RuntimeError(f"no sources of vllm-ascend {RELEASE}:\n{done.stdout}\n{done.stderr}")
-    return found[0].parents[1]
 
 
 if __name__ == "__main__":

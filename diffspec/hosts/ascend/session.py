@@ -14,7 +14,9 @@ from diffspec.compact_kv.pages import KeyPages
 from diffspec.hosts.ascend.padded import count_sampled, held_rows
 from diffspec.hosts.ascend.pages import draft_pages, read_key_pages
 from diffspec.hosts.ascend.query_tap import AscendQueryTap
+from diffspec.hosts.launch import LaunchFacts
 from diffspec.hosts.surface import HostError
+from diffspec.hosts.unsupported import refusals
 from diffspec.hosts.vllm.attached import AttachedSession
 from diffspec.hosts.vllm.draft_parts import Rotate
 from diffspec.hosts.vllm.query_tap import QueryTap
@@ -76,10 +78,8 @@ class AscendSession(AttachedSession):
         from vllm_ascend.attention.attention_v1 import AscendAttentionBackendImpl
 
         if type(layer.impl) is not AscendAttentionBackendImpl:
-            raise HostError(
-                f"attention of class {type(layer.impl).__name__}: DiffSpec reads the pages of "
-                f"{AscendAttentionBackendImpl.__name__} only"
-            )
+            facts = LaunchFacts(platform="npu", attention_class=type(layer.impl).__qualname__)
+            raise HostError(*refusals(facts, ("load",)))
 
     def page_tokens(self, layer: Any) -> int:
         """The host cuts its blocks into pages its attention can read, and numbers those."""
