@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The depth policy in simulation, against somebody who knows acceptances and costs.
 
-    python -m benchmarks.simulated [--workloads 60] [--out FILE]
+    python -m benchmarks.simulated [--workloads 60] [--sure 12] [--out FILE]
 
 Nothing here depends on this machine's speed. Each workload is a batch of 1 or 4 requests, with one
 or two phases of random acceptance, on one of three kinds of machine; efficiency is the policy's
 speed over the clairvoyant's, learning included. One more run shows a draft that turns bad and back.
+Drafts that say how sure they are, rightly or wrongly, are run with the policy and with one that
+does not ask them.
 """
 
 from __future__ import annotations
@@ -23,11 +25,19 @@ from rich.table import Table
 from benchmarks.record import write
 from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
 from diffspec.adaptive_depth.shadow import WINDOW
-from diffspec.testbed.simulator import MACHINES, Phase, Trace, simulate
+from diffspec.testbed.simulator import MACHINES, Blind, Confidence, Phase, Trace, simulate
 
 STEPS = 1000
 #: Steps of the three phases of the turning draft, and its acceptance in each.
 TURNS = ((300, 0.95), (300, 0.0), (300, 0.95))
+#: Drafts by what their confidence tells.
+DRAFTS = {
+    "informative": Confidence(0.5),
+    "weak": Confidence(0.2, noise=1.0),
+    "too sure": Confidence(0.5, bias=2.5),
+    "contrary": Confidence(0.5, truth=-1.0),
+    "says nothing": Confidence(0.5, truth=0.0, noise=1.5),
+}
 
 
 def secret_share(trace: Trace) -> float:
@@ -59,6 +69,36 @@ def workload(seed: int) -> dict[str, Any]:
     }
 
 
+def confident(seed: int) -> dict[str, Any]:
+    """One random workload with each kind of draft: speed over a policy that does not ask it."""
+    rng = np.random.default_rng(seed)
+    machine = MACHINES[seed % len(MACHINES)]
+    depth, length = int(rng.choice([3, 5, 7])), int(rng.choice([2048, 8192, 32768, 98304]))
+    first = rng.uniform(0.1, 0.98, int(rng.choice([1, 4]))).round(2).tolist()
+    over = {}
+    for name, confidence in DRAFTS.items():
+        speeds = [
+            simulate(
+                policy(len(first), DepthLimits(depth)),
+                machine,
+                [Phase(STEPS, first)],
+                depth=depth,
+                length=length,
+                seed=seed,
+                confidence=confidence,
+            ).speed()
+            for policy in (AdaptiveDepth, Blind)
+        ]
+        over[name] = round(speeds[0] / speeds[1], 4)
+    return {
+        "machine": machine.name,
+        "depth": depth,
+        "length": length,
+        "first_acceptance": first,
+        "speed_over_blind": over,
+    }
+
+
 def turning() -> dict[str, Any]:
     """Depths step by step while a draft turns bad and good again, by machine."""
     depths = {}
@@ -75,6 +115,7 @@ def main() -> int:
     """Run all workloads, print a table, write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", type=int, default=60)
+    parser.add_argument("--sure", type=int, default=12)
     parser.add_argument("--out", type=Path, default=Path("evidence/policy-simulated.json"))
     options = parser.parse_args()
     cells = [workload(seed) for seed in range(options.workloads)]
@@ -86,8 +127,15 @@ def main() -> int:
         "workloads": len(found),
         "largest_secret_share": max(cell["secret_share"] for cell in cells),
     }
+    sure = [confident(seed) for seed in range(options.sure)]
+    for name in DRAFTS if sure else ():
+        ratios = [cell["speed_over_blind"][name] for cell in sure]
+        overall[f"{name}: mean and least speed over blind"] = [
+            round(statistics.fmean(ratios), 4),
+            min(ratios),
+        ]
     record = {"what": "policy in simulation", "overall": overall, "cells": cells}
-    write(options.out, {**record, "turning": turning()})
+    write(options.out, {**record, "confident": sure, "turning": turning()})
     table = Table("machine", "mean efficiency", "least")
     for machine in MACHINES:
         mine = [cell["efficiency"] for cell in cells if cell["machine"] == machine.name]

@@ -85,15 +85,22 @@ METRICS: tuple[Metric, ...] = (
         "accepted",
     ),
     Metric(
+        "diffspec_cut_tokens_total",
+        "counter",
+        "Drafted tokens that were not sent to verification, because the draft was unsure of them.",
+        "cut",
+    ),
+    Metric(
         "diffspec_depth_zero_total",
         "counter",
         "Decode steps of requests without drafts, by reason: no_gain (drafting would not have been "
         "faster), no_slot (all drafting slots taken), length_limit (the request is about to reach "
         "max_model_len), fault (see diffspec_faults), measuring (one step without drafts, to see "
-        "what it costs), not_ready (the request's newest draft rows are lost for now).",
+        "what it costs), not_ready (the request's newest draft rows are lost for now), unsure (the "
+        "draft was unsure of the first token already).",
         "zero",
         label="reason",
-        values=("no_gain", "no_slot", "length_limit", "fault", "measuring", "not_ready"),
+        values=("no_gain", "no_slot", "length_limit", "fault", "measuring", "not_ready", "unsure"),
     ),
     Metric(
         "diffspec_shadow_drafts_total",

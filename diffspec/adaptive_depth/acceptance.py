@@ -62,17 +62,30 @@ class AcceptanceStatistics:
         self._at = np.arange(depth)
         self._process: FloatArray | None = None
 
-    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+    def observe(
+        self,
+        slots: IntArray,
+        drafted: IntArray,
+        accepted: IntArray,
+        beyond: IntArray | None = None,
+    ) -> None:
         """Learn from a verification step.
+
+        A chain may have been cut before it was submitted, because the draft was unsure: were only
+        what is submitted to count, a position would seem better than it is. So the first token
+        that was cut counts as tried, and the target's own next token is its outcome.
 
         Args:
             slots: ``[m]``, distinct.
-            drafted: ``[m]``, at least 1 each, as scheduled.
+            drafted: ``[m]``, as scheduled; at least 1 where ``beyond`` is -1.
             accepted: ``[m]``, at most ``drafted``.
+            beyond: ``[m]``, see :meth:`DepthPolicy.observe`; -1 for all if None.
         """
-        self.drafts += len(slots)
+        self.drafts += int(np.count_nonzero(drafted))
         self.drafted_at += (self._at < drafted[:, None]).sum(0)
         self.accepted_at += (self._at < accepted[:, None]).sum(0)
+        if beyond is not None:
+            drafted, accepted = drafted + (beyond >= 0), accepted + (beyond > 0)
         self._learn(slots, drafted, accepted)
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from diffspec.adaptive_depth.acceptance import AcceptanceStatistics, FloatArray
+from diffspec.adaptive_depth.acceptance import FIRST_GUESS, AcceptanceStatistics, FloatArray
 from diffspec.adaptive_depth.choice import (
     Choice,
     StepCost,
@@ -18,7 +18,9 @@ from diffspec.adaptive_depth.choice import (
     evaluate,
     gains_of,
 )
+from diffspec.adaptive_depth.confidence import Calibration
 from diffspec.adaptive_depth.cost import CostModel
+from diffspec.adaptive_depth.early import Gate, Outlook, Prices
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
 from diffspec.adaptive_depth.shadow import GUESS, LAST_GAP, ShadowDrafts
 
@@ -70,12 +72,20 @@ class AdaptiveDepth:
     Attributes:
         acceptance: what is known of the drafts.
         cost: what is known of step times.
+        calibration: what the draft's confidence is worth.
     """
 
     def __init__(self, slots: int, limits: DepthLimits) -> None:
         self.limits = limits
         self.acceptance = AcceptanceStatistics(slots, limits.depth)
         self.cost = CostModel()
+        self.calibration = Calibration(slots, limits.depth)
+        # Acceptance as of the last plan, on average and given the confidence, and what submitting
+        # costs; None to cut nothing.
+        self._rates = np.full((slots, limits.depth), FIRST_GUESS)
+        self._table = self.calibration.table(self._rates)
+        self._prices: Prices | None = None
+        self._promised = 0.0
         self.shadows = ShadowDrafts(slots)
         self._last = np.full(slots, -1, dtype=np.int64)
         self._steps = self._looked = self._tried = self._aged = 0
@@ -89,14 +99,24 @@ class AdaptiveDepth:
         self._paused: IntArray | None = None
         self._paused_at = 0
 
-    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+    def observe(
+        self, slots: IntArray, drafted: IntArray, accepted: IntArray, beyond: IntArray
+    ) -> None:
         """See :meth:`DepthPolicy.observe`."""
-        self.acceptance.observe(slots, drafted, accepted)
+        self.acceptance.observe(slots, drafted, accepted, beyond)
+        tried, right = drafted + (beyond >= 0), accepted + (beyond > 0)
+        self.calibration.observe(slots, tried, right, secret=False)
         self._paused = None
+
+    def gate(self, slots: IntArray, planned: IntArray) -> Gate:
+        """See :meth:`DepthPolicy.gate`."""
+        rates, table = self._rates[slots], self._table[slots]
+        return Gate(self.calibration, slots, planned, rates, table, self._prices)
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """See :meth:`DepthPolicy.observe_shadows`."""
         self.acceptance.observe_shadows(slots, drafted, accepted)
+        self.calibration.observe(slots, drafted, accepted, secret=True)
         self.shadows.observe(slots, accepted > 0)
         self._paused = None
 
@@ -136,6 +156,7 @@ class AdaptiveDepth:
         """See :meth:`DepthPolicy.forget`."""
         self.acceptance.forget(slot)
         self.shadows.forget(slot)
+        self.calibration.forget(slot)
         self._last[slot] = -1
         self._paused = self._held = None
 
@@ -159,16 +180,23 @@ class AdaptiveDepth:
             return plan
         caps = self._caps(slots, lengths, room)
         load = len(slots) + others, int(lengths.sum()) + others_context
+        self._rates[slots] = rates = self.acceptance.rates(slots)
+        self._table[slots] = self.calibration.table(rates)
+        self._prices = None
         if (cost := self._cost(*load, others)) is None:
             depths = caps if self.limits.allowed is None else np.minimum(room, self._start(caps))
             return self._done(slots, depths, room)
-        gains = gains_of(self.acceptance.rates(slots))
+        gains = gains_of(rates)
         zero = evaluate(gains, np.zeros_like(caps), cost)
         limit = caps if self.limits.allowed is None else room
-        choice = self._choose(slots, gains, limit, cost, zero)
+        outlook = self._outlook(slots, cost)
+        choice = self._choose(slots, gains, limit, cost, zero, outlook)
         if self._must_look(load, choice):
             self._looked = self._steps
             return Plan(np.zeros_like(caps), none, measuring=True)
+        # Drafting that is known to be worse is tried for what its verification costs.
+        if choice.depths.any() and (self.limits.least or choice.rate >= zero.rate):
+            self._prices = outlook.prices(choice.rate)
         if not choice.depths.any():
             self._paused, self._paused_at = slots.copy(), self._steps
         return self._done(slots, choice.depths, room)
@@ -229,6 +257,10 @@ class AdaptiveDepth:
 
         return StepCost(verify, partial(model.propose, requests), others)
 
+    def _outlook(self, slots: IntArray, cost: StepCost) -> Outlook:
+        bins, limits = self.calibration.scenarios(slots), self.limits
+        return Outlook.of(bins, self._table[slots], cost, limits.least, limits.allowed)
+
     def _choose(
         self,
         slots: IntArray,
@@ -236,9 +268,14 @@ class AdaptiveDepth:
         caps: IntArray,
         cost: StepCost,
         zero: Choice,
+        outlook: Outlook,
     ) -> Choice:
-        limits = self.limits
-        if limits.allowed is None:
+        limits, cuts = self.limits, self.calibration.known
+        if cuts:
+            promised = self._promised if self._promised > zero.rate else zero.rate
+            best = outlook.choose(caps, promised)
+            self._promised = best.rate
+        elif limits.allowed is None:
             best = choose(gains, caps, cost, least=limits.least)
         else:
             best = choose_uniform(gains, caps, cost, limits.allowed)
@@ -249,7 +286,8 @@ class AdaptiveDepth:
                 return best
             return self._try_again(gains, caps, cost, zero) or zero
         if known:
-            held = evaluate(gains, np.minimum(last, caps), cost)
+            last = np.minimum(last, caps)
+            held = outlook.evaluate(last, best.rate)[0] if cuts else evaluate(gains, last, cost)
             if best.depths.any() and best.rate < SWITCH * held.rate and held.rate >= zero.rate:
                 return held
         return best

@@ -80,7 +80,7 @@ def choose(gains: FloatArray, caps: IntArray, cost: StepCost, *, least: int = 0)
     row, position, gain = row[order], position[order], gain[order]
     must, deepest_cap = int(floor.sum()), int(caps.max(initial=0))
 
-    verify = _verify_times(b, len(row), cost)
+    verify = verify_times(b, len(row), cost)
     propose = np.array([cost.propose(d) for d in range(deepest_cap + 1)])
     best = evaluate(gains, floor, cost)
     # With one request the total is the deepest chain.
@@ -106,7 +106,7 @@ def choose_uniform(
     return max(choices, key=lambda choice: choice.rate)
 
 
-def _verify_times(b: int, most: int, cost: StepCost) -> FloatArray:
+def verify_times(b: int, most: int, cost: StepCost) -> FloatArray:
     """``[most + 1]``, seconds of verifying with 0…``most`` drafted tokens."""
     b += cost.others
     entries = buckets(b + most + 1)[b : b + most + 1]

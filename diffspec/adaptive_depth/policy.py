@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ class Plan:
     """What to draft in this step.
 
     Attributes:
-        depths: ``[m]``, tokens to draft and submit.
+        depths: ``[m]``, tokens to draft in order to submit them, as far as the draft is sure.
         shadows: ``[m]``, tokens to draft that are only compared with what the target says next;
             0 where a depth is above 0.
         measuring: whether depths are 0 only to learn what a step without drafts costs.
@@ -50,7 +50,7 @@ class StepTimes:
         draft: of them, seconds of the draft steps.
         gap: seconds between the last step's end and this one's start; None if there was no work
             between them.
-        depth: deepest chain submitted by this step's proposing.
+        depth: deepest chain drafted by this step's proposing in order to be submitted.
         rebuilt: whether a working cache was gathered anew.
         shadow: deepest shadow chain in it, 0 if there is none.
     """
@@ -68,16 +68,42 @@ class StepTimes:
     shadow: int
 
 
+class ChainGate(Protocol):
+    """Follows the chains of one step while they are drafted."""
+
+    def stop(self, sure: npt.NDArray[np.floating[Any]]) -> bool:
+        """Whether to draft no further, after the draft step in which the draft's largest
+        probabilities had the logarithms ``sure`` ``[m]``. Asked after every draft step of a device
+        where that costs nothing, else never."""
+
+    def cut(self, drafted: IntArray, sure: npt.NDArray[np.float64]) -> IntArray:
+        """How many tokens ``[m]`` of each chain to submit, where ``drafted`` ``[m]`` tokens were
+        drafted with ``sure`` ``[m, k]``."""
+
+
 class DepthPolicy(Protocol):
     """Chooses how many tokens to draft for each request."""
 
-    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+    def observe(
+        self, slots: IntArray, drafted: IntArray, accepted: IntArray, beyond: IntArray
+    ) -> None:
         """Learn from one verification step.
 
         Args:
-            slots: ``[b]``, slot of each request that had at least one draft scheduled.
+            slots: ``[b]``, slot of each request about which something was learnt.
             drafted: ``[b]``, drafted tokens as scheduled (the host may have cut our proposal).
             accepted: ``[b]``, how many of them were accepted.
+            beyond: ``[b]``, whether the first token that was drafted but not submitted was what
+                the target said after all those that were: 1 or 0; -1 if there is none, or the
+                target did not come so far.
+        """
+
+    def gate(self, slots: IntArray, planned: IntArray) -> ChainGate | None:
+        """Who follows the chains that are drafted now; None to submit all that was planned.
+
+        Args:
+            slots: ``[m]``.
+            planned: ``[m]``, tokens to draft and submit; 0 for a shadow chain.
         """
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
@@ -131,8 +157,14 @@ class FixedDepth:
     def __init__(self, depth: int) -> None:
         self.depth = depth
 
-    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+    def observe(
+        self, slots: IntArray, drafted: IntArray, accepted: IntArray, beyond: IntArray
+    ) -> None:
         """Nothing to learn."""
+
+    def gate(self, slots: IntArray, planned: IntArray) -> ChainGate | None:
+        """All that was planned is submitted."""
+        return None
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """There are none."""

@@ -80,6 +80,13 @@ _ROWS: dict[str, Sequence[Panel]] = {
             [("sum(shadow_drafts[])", "shadow drafts"), ("sum(shadow_hits[])", "of these right")],
             unit="ops",
         ),
+        Panel(
+            "Early stop",
+            "Drafted tokens that were not submitted, because the draft was unsure of them.",
+            [("sum(cut_tokens[]) / (sum(cut_tokens[]) + sum(drafted_tokens[]))", "cut of drafted")],
+            unit="percentunit",
+            most=1,
+        ),
     ),
     "Retrieval and working caches": (
         Panel(

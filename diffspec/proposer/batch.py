@@ -40,6 +40,7 @@ class StepBatch:
         drafted: ``[b]``, drafts scheduled in this step, 0 where none.
         accepted: ``[b]``, how many of them were accepted.
         sampled: ``[b]``, the first token the target sampled in this step; -1 where it did not.
+        newest: ``[b]``, the last token it sampled, past all accepted drafts; -1 where it did not.
         query: ``[b, query_heads, head_dim]``, the target's query at each request's last row.
         draft_table: ``[b, pages]``, the draft layer's block table.
         target_table: ``[b, pages]``, the scored target layer's block table.
@@ -55,6 +56,7 @@ class StepBatch:
     drafted: IntArray
     accepted: IntArray
     sampled: IntArray
+    newest: IntArray
     query: Tensor
     draft_table: Tensor
     target_table: Tensor

@@ -3,14 +3,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from diffspec.adaptive_depth.policy import ChainGate
 from diffspec.compact_kv.working import WorkingCache
 from diffspec.proposer.batch import IntArray, on_device
 from diffspec.proposer.head import DraftHead, Projection
 from diffspec.proposer.slots import first_if_consecutive
+
+#: Confidences travel with the token ids, as whole multiples of this.
+_UNIT = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """What was drafted for ``m`` requests.
+
+    Attributes:
+        tokens: of each, as many as were drafted for the deepest one; past ``drafted`` they mean
+            nothing.
+        drafted: ``[m]``.
+        submit: ``[m]``, how many of them to submit, if they were not drafted in secret.
+    """
+
+    tokens: list[list[int]]
+    drafted: IntArray
+    submit: IntArray
 
 
 def draft_chain(
@@ -21,7 +43,10 @@ def draft_chain(
     slots: IntArray,
     rows: IntArray,
     depths: IntArray,
-) -> Tensor:
+    gate: ChainGate | None = None,
+    *,
+    may_stop: bool = False,
+) -> Chains:
     """Draft for ``m`` requests.
 
     Args:
@@ -31,9 +56,9 @@ def draft_chain(
         rows: ``[m]``, committed rows of their working caches.
         depths: ``[m]``, tokens to draft, at least 1 each; a request takes no part in draft steps
             past its own.
-
-    Returns:
-        ``[m, max(depths)]`` int64 token ids; past a request's depth they mean nothing.
+        gate: told how sure the draft is, and decides how much is submitted; all if None.
+        may_stop: ask it after every draft step whether to go on, where the CPU drafts. Elsewhere
+            that would wait for the device: the host reads tokens and confidences once, at the end.
     """
     device = working.k.device
     at, slot, counts = (on_device(a, device) for a in (last, slots, rows))
@@ -45,12 +70,18 @@ def draft_chain(
     deepest, even = int(depths.max()), bool((depths == depths[0]).all())
     alive = np.arange(len(slots))
     tokens: list[Tensor] = []
+    sure: list[Tensor] = []
+    ask = gate if may_stop and device.type == "cpu" else None
     for step in range(deepest):
         attention = working.attend(q, slot, counts, longest + step, scale, dense)
         hidden, feature = head.finish(attention, residual)
-        best = head.best_tokens(hidden)
-        tokens.append(best if even else _spread(best, alive, len(depths)))
-        if step + 1 == deepest:
+        best = head.best_tokens(hidden) if gate is None else head.best_tokens(hidden, sure)
+        if even:
+            tokens.append(best)
+        else:
+            tokens.append(_spread(best, alive, len(depths)))
+            sure[-1:] = [_spread(last_sure, alive, len(depths)) for last_sure in sure[-1:]]
+        if step + 1 == deepest or (ask is not None and ask.stop(sure[-1].numpy())):
             break
         if not even and (depths[alive] <= step + 1).any():
             keep = np.flatnonzero(depths[alive] > step + 1)
@@ -66,7 +97,19 @@ def draft_chain(
             working.put(slot, counts, k, new.v)
         residual = new.residual
         counts = counts + 1
-    return torch.stack(tokens, dim=1)
+    return _read(tokens, sure, np.minimum(depths, len(tokens)), gate)
+
+
+def _read(
+    tokens: list[Tensor], sure: list[Tensor], drafted: IntArray, gate: ChainGate | None
+) -> Chains:
+    """Wait for the device, once."""
+    if gate is None:
+        return Chains(torch.stack(tokens, dim=1).tolist(), drafted, drafted)
+    units = (torch.stack(sure, dim=1) * (1 / _UNIT)).long()
+    packed = torch.cat((torch.stack(tokens, dim=1), units), dim=1).cpu().numpy()
+    count = len(tokens)
+    return Chains(packed[:, :count].tolist(), drafted, gate.cut(drafted, packed[:, count:] * _UNIT))
 
 
 def _spread(tokens: Tensor, alive: IntArray, count: int) -> Tensor:

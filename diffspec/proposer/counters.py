@@ -11,7 +11,7 @@ import numpy as np
 from diffspec.adaptive_depth.policy import IntArray
 
 #: Why a request's step has no drafts.
-ZERO_REASONS = ("no_gain", "no_slot", "length_limit", "fault", "measuring", "not_ready")
+ZERO_REASONS = ("no_gain", "no_slot", "length_limit", "fault", "measuring", "not_ready", "unsure")
 PARTS = ("verify", "draft", "retrieve", "ingest")
 
 
@@ -23,6 +23,7 @@ class Counters:
         depths: ``[K + 1]``, request-steps by the depth chosen.
         zero: request-steps without drafts, by reason.
         drafted: tokens proposed (the host may schedule fewer).
+        cut: tokens drafted to be proposed and then not proposed, as the draft was unsure.
         scheduled, accepted: drafted tokens as the host scheduled them, and as it accepted them.
         rebuilds: working caches gathered anew, first ones included.
         retrievals: rebuilds for which the target's keys were scored.
@@ -33,6 +34,7 @@ class Counters:
     depths: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     zero: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ZERO_REASONS, 0))
     drafted: int = 0
+    cut: int = 0
     scheduled: int = 0
     accepted: int = 0
     rebuilds: int = 0
@@ -54,6 +56,7 @@ class Counters:
             **{f"seconds/{part}": s for part, s in self.seconds.items()},
             "drafted": float(self.scheduled),
             "accepted": float(self.accepted),
+            "cut": float(self.cut),
             "shadow": float(self.shadows),
             "shadow_hit": float(self.shadow_hits),
             "retrievals": float(self.retrievals),

@@ -28,6 +28,7 @@ from diffspec.proposer.pending import PendingRows
 from diffspec.proposer.refresh import Refresh
 from diffspec.proposer.resting import Resting
 from diffspec.proposer.slots import NOT_DENSE, NOTHING, SlotTable
+from diffspec.proposer.submission import Submission
 from diffspec.proposer.working_set import WorkingSet
 
 logger = logging.getLogger("vllm.diffspec")
@@ -36,7 +37,7 @@ logger = logging.getLogger("vllm.diffspec")
 @dataclass(frozen=True, slots=True)
 class Work:
     """Who drafts in this step: members ``[m]`` of the batch in the order of their ``slots``
-    ``[m]``, the depths ``[m]`` they submit, the tokens ``[m]`` they draft, at least 1 each (a
+    ``[m]``, the depths ``[m]`` they may submit, the tokens ``[m]`` they draft, at least 1 each (a
     shadow draft submits nothing), and whose working caches ``[m]`` are due to be made anew."""
 
     members: IntArray
@@ -56,9 +57,13 @@ class DraftingCycle:
     Attributes:
         slots: who owns which slot.
         working_set: the working caches and their retrieval.
+        submission: what becomes of drafted chains.
         faults: what went wrong so far.
         counters: what was done so far.
     """
+
+    #: Whether a chain may end before its planned depth, where the device allows that.
+    _may_stop = True
 
     def __init__(
         self,
@@ -79,7 +84,7 @@ class DraftingCycle:
         self._pending = pending
         self._canonical: CanonicalCache | None = None
         self._step: StepTimes | None = None
-        self._shadow_depth = 0
+        self.submission = Submission(self.slots, self.counters)
         self._refresh = Refresh(self.slots, working_set, self.interval, self.counters)
         self._resting = Resting(self.counters, self.faults)
         # Requests and tokens of the last step; how much of a selection stays, lately.
@@ -132,7 +137,7 @@ class DraftingCycle:
         drafts: list[list[int]] = [[] for _ in batch.request_ids]
         faults = self.faults.total
         before = self.counters.rebuilds, self.counters.seconds["draft"]
-        self._shadow_depth = 0
+        self.submission.begin()
         work = self._plan(batch)
         projection = self._ingest(batch, wait=work is None)
         if work is not None and projection is not None:
@@ -198,6 +203,7 @@ class DraftingCycle:
         if slot >= 0:
             self.policy.forget(slot)
             self.interval.forget(slot)
+            self.submission.tails.forget(slot)
 
     def lost(self, host_slots: Tensor, error: BaseException) -> None:
         """The rows at ``host_slots`` ``[n]`` were not ingested, and those that wait will not be:
@@ -263,13 +269,15 @@ class DraftingCycle:
                     without,
                 )
             self.counters.zero["no_slot"] += without
-        seen = np.flatnonzero((batch.drafted > 0) & (slots >= 0))
+        beyond = self.submission.tails.compare(slots, batch)
+        seen = np.flatnonzero(((batch.drafted > 0) & (slots >= 0)) | (beyond >= 0))
         if seen.size:
-            feedback = slots[seen], batch.drafted[seen], batch.accepted[seen]
-            self.counters.scheduled += int(feedback[1].sum())
-            self.counters.accepted += int(feedback[2].sum())
-            self.policy.observe(*feedback)
-            self.interval.observe(*feedback)
+            at, drafted, accepted = slots[seen], batch.drafted[seen], batch.accepted[seen]
+            self.counters.scheduled += int(drafted.sum())
+            self.counters.accepted += int(accepted.sum())
+            self.policy.observe(at, drafted, accepted, beyond[seen])
+            sent = drafted > 0
+            self.interval.observe(at[sent], drafted[sent], accepted[sent])
         if self.slots.shadows:
             ended = self.slots.compare_shadows(slots, batch.lengths, batch.sampled)
             if ended[0].size:
@@ -352,22 +360,17 @@ class DraftingCycle:
         begin = time.perf_counter()
         last = batch.row_starts[members + 1] - 1
         working = self.working_set.working
-        tokens = draft_chain(
-            self.head, working, projection, last, at, self.slots.rows[at], chains
-        ).tolist()
+        chain = draft_chain(
+            *(self.head, working, projection, last, at, self.slots.rows[at], chains),
+            self.policy.gate(at, depths),
+            may_stop=self._may_stop,
+        )
         self.counters.seconds["draft"] += time.perf_counter() - begin
         if rebuilt.size:  # the device has just been waited for
             kept = self.working_set.kept(rebuilt)
             self.interval.selected(rebuilt, kept)
             self._stability = float(kept.mean())
-        for index, row, depth in zip(members, tokens, depths, strict=True):
-            drafts[index] = row[:depth]
-        if (secret := np.flatnonzero(depths == 0)).size:
-            secrets = [tokens[i][: chains[i]] for i in secret]
-            self.counters.shadows += int(chains[secret].sum())
-            self._shadow_depth = int(chains[secret].max())
-            self.slots.keep_shadows(at[secret], batch.lengths[members[secret]], secrets)
-        self.counters.drafted += int(depths.sum())
+        self.submission.take(batch, members, at, depths, chain, drafts)
 
     def _note(
         self,
@@ -393,7 +396,7 @@ class DraftingCycle:
             propose=0.0,
             draft=self.counters.seconds["draft"] - drafting,
             gap=None,
-            depth=int(depths.max(initial=0)),
+            depth=self.submission.depth,
             rebuilt=self.counters.rebuilds > rebuilds,
-            shadow=self._shadow_depth,
+            shadow=self.submission.shadow_depth,
         )

@@ -108,7 +108,16 @@ class DraftHead:
         hidden, total = p.norm_final(p.mlp(hidden), residual)
         return hidden, hidden if p.feed_normed else total
 
-    def best_tokens(self, hidden: Tensor) -> Tensor:
-        """Most likely *target* token ids ``[n]`` int64."""
-        ids = self.parts.logits(hidden).argmax(dim=-1)
+    def best_tokens(self, hidden: Tensor, sure: list[Tensor] | None = None) -> Tensor:
+        """Most likely *target* token ids ``[n]`` int64; the logarithms ``[n]`` float32 of their
+        probabilities are appended to ``sure``, if given."""
+        logits = self.parts.logits(hidden)
+        if sure is None:
+            ids = logits.argmax(dim=-1)
+        else:
+            # The largest logit of the softmax is its own, so its probability is 1 over this sum.
+            # Written out, it costs half of what logsumexp does, which looks for the maximum again.
+            top, ids = logits.max(dim=-1, keepdim=True)
+            sure.append(-logits.sub(top).exp_().sum(dim=-1, dtype=torch.float32).log_())
+            ids = ids[:, 0]
         return ids if self.parts.to_target is None else self.parts.to_target[ids]

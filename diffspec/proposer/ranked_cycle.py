@@ -39,6 +39,9 @@ class RankedCycle(DraftingCycle):
     keep step any more.
     """
 
+    # Ranks make the same calls, and their confidences may differ in the last bits.
+    _may_stop = False
+
     def __init__(self, collectives: Collectives, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.collectives = collectives

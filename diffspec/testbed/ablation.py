@@ -73,8 +73,8 @@ def wrong_drafts(
     ``first``..``last``, as long as the block runs."""
     best = cycle.head.best_tokens
 
-    def tokens(hidden: Tensor) -> Tensor:
-        right = best(hidden)
+    def tokens(hidden: Tensor, sure: list[Tensor] | None = None) -> Tensor:
+        right = best(hidden, sure)
         # Any other token that exists; 1 and 2 do everywhere.
         return torch.where(right == 1, 2, 1) if first <= generated() < last else right
 

@@ -186,10 +186,10 @@ def _faults(llm: OfflineEngine, prompts: Prompts, tokens: int) -> dict[str, Any]
     head, calls = cycle.head, iter(range(10**9))
     best, project = head.best_tokens, head.project
 
-    def sometimes(hidden: Any) -> Any:
+    def sometimes(*args: Any) -> Any:
         if next(calls) % 11 == 0:
             raise RuntimeError("injected")
-        return best(hidden)
+        return best(*args)
 
     head.best_tokens = sometimes
     drafting = _run(llm, prompts, tokens)

@@ -39,6 +39,8 @@ class Counts:
     no_slot: int = 0
     shadows: int = 0
     shadow_hits: int = 0
+    cut: int = 0
+    unsure: int = 0
 
 
 class Oracle:
@@ -55,11 +57,14 @@ class Oracle:
         self.counters = Counts()
         self.waiting: list[int] = []
         self.shadows: dict[str, tuple[int, list[int], int]] = {}
+        # Context length, tokens submitted, and the first one that was not.
+        self.tails: dict[str, tuple[int, int, int]] = {}
         self._projected: dict[tuple[str, int], tuple[Array, Array, Array, Array]] = {}
 
     def leave(self, request: Request) -> None:
         self.owners.pop(request.name, None)
         self.shadows.pop(request.name, None)
+        self.tails.pop(request.name, None)
         self.held.pop(request.name, None)
         self.usual.pop(request.name, None)
 
@@ -116,7 +121,8 @@ class Oracle:
     def _check_counters(self) -> None:
         found = self.host.cycle.counters
         assert found.zero["no_slot"] == self.counters.no_slot
-        for name in ("drafted", "rebuilds", "retrievals", "shadows", "shadow_hits"):
+        assert found.zero["unsure"] == self.counters.unsure
+        for name in ("drafted", "rebuilds", "retrievals", "shadows", "shadow_hits", "cut"):
             assert getattr(found, name) == getattr(self.counters, name), name
 
     def _observe(self, rows: Sequence[Row]) -> None:
@@ -124,9 +130,8 @@ class Oracle:
         policy = self.host.policy
         owned = [r for r in rows if r.request.name in self.owners]
         slot_of = {r.request.name: self.owners[r.request.name] for r in owned}
-        assert policy.observed == [
-            (slot_of[r.request.name], r.drafted, r.accepted) for r in owned if r.drafted
-        ]
+        told = [(slot_of[r.request.name], r.drafted, r.accepted, self._beyond(r)) for r in owned]
+        assert policy.observed == [seen for seen in told if seen[1] or seen[3] >= 0]
         compared = []
         for row in owned:
             name, waits = row.request.name, self.shadows.get(row.request.name)
@@ -148,6 +153,15 @@ class Oracle:
         for row in owned:
             if row.drafted:
                 self._learn(row.request.name, row.accepted / row.drafted)
+
+    def _beyond(self, row: Row) -> int:
+        """Whether the first token that was not submitted was right; -1 if nobody knows."""
+        if not row.drafting or row.request.name not in self.tails:
+            return -1
+        length, submitted, token = self.tails.pop(row.request.name)
+        if row.drafted != submitted or row.length != length + submitted + 1:
+            return -1  # the host cut the drafts, or not all were accepted, or it started over
+        return int(token == row.request.text[row.length])
 
     def _chain_length(self, row: Row) -> int:
         """Tokens the request must draft in this step, a secret one included."""
@@ -177,7 +191,7 @@ class Oracle:
         found = self.host.cycle.counters
         self.counters = Counts(
             found.drafted, found.rebuilds, found.retrievals, found.zero["no_slot"],
-            found.shadows, found.shadow_hits,
+            found.shadows, found.shadow_hits, found.cut, found.zero["unsure"],
         )  # fmt: skip
 
     def _own(self, rows: Sequence[Row]) -> None:
@@ -198,8 +212,16 @@ class Oracle:
         if not self._refresh(row):
             assert draft == []
             return
-        assert len(draft) == (0 if secret else length)
+        submit = self.host.policy.submit_by_slot
+        most = length if submit is None else min(length, int(submit[slot]))
+        assert len(draft) == (0 if secret else most)
         self.counters.drafted += len(draft)
+        if not secret and most < length:
+            self.counters.cut += length - most
+            self.counters.unsure += not most
+            first = int(self.host.cycle.submission.tails.token[slot])
+            self.tails[name] = row.length, most, first
+            draft = [*draft, first]
         if secret:
             self.counters.shadows += length
             draft = list(self.host.cycle.slots.shadows[slot].chain)
@@ -312,6 +334,26 @@ class Oracle:
             q, k, v, residual = self.draft.project(token, feature)
             rotated = naive.rotate(k, len(keys), tiny.DIM, tiny.BASE)
             keys, values = np.append(keys, [rotated], 0), np.append(values, [v], 0)
+
+    def confidences(self, request: Request, draft: list[int]) -> Array:
+        """Logarithms of the probabilities with which the tokens of a first chain, drafted while
+        the context was held whole, are the draft's best."""
+        projected = [self.projected(request, p) for p in range(request.computed)]
+        count = len(projected)
+        keys = np.stack([k for _, k, _, _ in projected])
+        keys = naive.rotate(keys, np.arange(count)[:, None], tiny.DIM, tiny.BASE)
+        values = np.stack([v for _, _, v, _ in projected])
+        q, _, _, residual = projected[-1]
+        found = []
+        for token in draft:
+            turned = naive.rotate(q, len(keys) - 1, tiny.DIM, tiny.BASE)
+            attention = naive.attend(turned, keys, values, tiny.SCALE)
+            logits, feature = self.draft.finish(attention.flatten(), residual)
+            found.append(logits.max() - np.log(np.exp(logits).sum()))
+            q, k, v, residual = self.draft.project(token, feature)
+            rotated = naive.rotate(k, len(keys), tiny.DIM, tiny.BASE)
+            keys, values = np.append(keys, [rotated], 0), np.append(values, [v], 0)
+        return np.array(found)
 
     def projected(self, request: Request, position: int) -> tuple[Array, Array, Array, Array]:
         """The draft's q, k, v and residual at a position of a request's text."""

@@ -102,6 +102,27 @@ class Row:
         """The first token the target sampled in this step."""
         return self.request.text[self.length - self.accepted]
 
+    @property
+    def newest(self) -> int:
+        """The last token the target sampled in this step."""
+        return self.request.text[self.length]
+
+
+class ScriptedGate:
+    """Submits what it is told to, and draws the line after as many draft steps."""
+
+    def __init__(self, submit: IntArray, sure: list[Array], *, stops: bool) -> None:
+        self.submit, self.sure, self.stops, self.steps = submit, sure, stops, 0
+
+    def stop(self, sure: Array) -> bool:
+        self.steps += 1
+        return self.stops and bool((self.submit <= self.steps).all())
+
+    def cut(self, drafted: IntArray, sure: Array) -> IntArray:
+        assert sure.shape == (len(drafted), drafted.max())
+        self.sure.append(sure)
+        return np.minimum(self.submit, drafted)
+
 
 class ScriptedDepth(FixedDepth):
     """Depth and shadow drafts by slot, set by the test; notes what it is told."""
@@ -110,14 +131,29 @@ class ScriptedDepth(FixedDepth):
         super().__init__(depth)
         self.by_slot = np.full(slots, depth, dtype=np.int64)
         self.shadow_by_slot = np.zeros(slots, dtype=np.int64)
-        self.observed: list[tuple[int, int, int]] = []
+        #: How much of each chain is submitted; None for all.
+        self.submit_by_slot: IntArray | None = None
+        #: Whether drafting stops where nothing more is submitted.
+        self.stops = False
+        #: The confidences of each step's chains.
+        self.sure: list[Array] = []
+        self.observed: list[tuple[int, int, int, int]] = []
         self.rest_steps = 0
         self.rested_steps = 0
         self.observed_shadows: list[tuple[int, int, int]] = []
         self.forgotten: list[int] = []
 
-    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        self.observed += zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
+    def observe(
+        self, slots: IntArray, drafted: IntArray, accepted: IntArray, beyond: IntArray
+    ) -> None:
+        known = (a.tolist() for a in (slots, drafted, accepted, beyond))
+        self.observed += zip(*known, strict=True)
+
+    def gate(self, slots: IntArray, planned: IntArray) -> ScriptedGate | None:
+        if self.submit_by_slot is None:
+            return None
+        submit = np.minimum(self.submit_by_slot[slots], planned)
+        return ScriptedGate(submit, self.sure, stops=self.stops)
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         ended = zip(slots.tolist(), drafted.tolist(), accepted.tolist(), strict=True)
@@ -367,6 +403,7 @@ class Host:
             drafted=np.array([row.drafted for row in rows]),
             accepted=np.array([row.accepted for row in rows]),
             sampled=np.array([row.sampled if row.drafting else -1 for row in rows]),
+            newest=np.array([row.newest if row.drafting else -1 for row in rows]),
             query=torch.from_numpy(
                 np.stack([row.query[self.share.heads(TARGET_HEADS)] for row in rows])
             ).float(),

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
 from diffspec.adaptive_depth.shadow import WINDOW
-from diffspec.testbed.simulator import MACHINES, Machine, Phase, Trace, simulate
+from diffspec.testbed.simulator import (
+    MACHINES,
+    Blind,
+    Confidence,
+    Machine,
+    Phase,
+    Trace,
+    simulate,
+)
 
 CPU, MEMORY_BOUND, WEIGHT_BOUND = MACHINES
 STEPS = 1000
@@ -26,9 +34,14 @@ def run(
     length: int = 16384,
     seed: int = 0,
     limits: DepthLimits | None = None,
+    confidence: Confidence | None = None,
+    blind: bool = False,
 ) -> Trace:
-    policy = AdaptiveDepth(len(phases[0].first), limits or DepthLimits(depth))
-    return simulate(policy, machine, phases, depth=depth, length=length, seed=seed)
+    kind = Blind if blind else AdaptiveDepth
+    policy = kind(len(phases[0].first), limits or DepthLimits(depth))
+    return simulate(
+        policy, machine, phases, depth=depth, length=length, seed=seed, confidence=confidence
+    )
 
 
 def share(trace: Trace) -> float:
@@ -163,9 +176,100 @@ def test_a_request_that_paused_keeps_what_it_has_shown() -> None:
     policy = AdaptiveDepth(2, DepthLimits(5))
     slots = np.array([0, 1])
     for _ in range(20):
-        policy.observe(slots, np.array([5, 5]), np.array([5, 0]))
+        policy.observe(slots, np.array([5, 5]), np.array([5, 0]), np.array([-1, -1]))
     before = policy.acceptance.rates(slots[:1])
     policy.plan(slots[1:], np.array([100]), np.array([5]))  # the first one is preempted
     assert (policy.acceptance.rates(slots[:1]) == before).all()
     policy.forget(0)
     assert policy.acceptance.rates(slots[:1])[0, 0] < before[0, 0]
+
+
+# -- with a draft that says how sure it is --
+
+
+def over_blind(workload: dict[str, Any], confidence: Confidence) -> tuple[float, Trace]:
+    """Speed over that of the same policy without confidences, and what happened with them."""
+    requests = workload["requests"]
+    phases = [Phase(STEPS // 2, rates[:requests], workload["decay"]) for rates in workload["first"]]
+    names = ("depth", "length", "seed")
+    given = {name: workload[name] for name in names}
+    seen, unseen = (
+        run(workload["machine"], *phases, **given, confidence=confidence, blind=blind)
+        for blind in (False, True)
+    )
+    return seen.speed() / unseen.speed(), seen
+
+
+ANY_DRAFT = st.builds(
+    Confidence,
+    spread=st.sampled_from([0.05, 0.3, 0.6]),
+    truth=st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
+    bias=st.sampled_from([0.0, 3.0]),
+    noise=st.sampled_from([0.3, 1.5]),
+)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, phases=[HypothesisPhase.generate])
+@given(WORKLOADS, ANY_DRAFT)
+def test_no_draft_however_it_lies_makes_the_policy_much_slower(
+    workload: dict[str, Any], confidence: Confidence
+) -> None:
+    ratio, trace = over_blind(workload, confidence)
+    assert ratio >= 0.95
+    assert share(trace) <= 0.02
+
+
+SURE, SAYS_NOTHING = Confidence(0.5), Confidence(0.5, truth=0.0, noise=1.5)
+TOO_SURE, CONTRARY = Confidence(0.5, bias=3.0), Confidence(0.5, truth=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "least"),
+    [(SURE, 1.02), (TOO_SURE, 1.01), (CONTRARY, 1.01), (SAYS_NOTHING, 0.99)],
+)
+def test_confidence_is_used_as_far_as_it_tells(confidence: Confidence, least: float) -> None:
+    """On two cores, where verifying anything at all is dear."""
+    ratios = [
+        run(CPU, Phase(600, [first]), seed=seed, confidence=confidence).speed(100)
+        / run(CPU, Phase(600, [first]), seed=seed, confidence=confidence, blind=True).speed(100)
+        for seed, first in enumerate([0.5, 0.65, 0.8])
+    ]
+    assert np.mean(ratios) >= least, ratios
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+@pytest.mark.parametrize("first", [0.0, 0.3, 0.6, 0.9])
+def test_no_oscillation_with_confidences(machine: Machine, first: float) -> None:
+    trace = run(machine, Phase(STEPS, [first]), confidence=SURE)
+    assert trace.switches() <= 2 * (STEPS // 256 + 6) + 8
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_a_draft_that_is_sure_and_always_wrong_stops(machine: Machine) -> None:
+    sure = Confidence(0.01, bias=8.0)
+    trace = run(machine, Phase(200, [0.95]), Phase(400, [0.0]), confidence=sure)
+    # Now and then it is tried for a few steps, as what a verification costs may have changed.
+    assert sum(bool(depths.any()) for depths in trace.planned[230:]) <= 8
+    assert share(trace) <= 0.02
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_what_is_always_cut_is_soon_not_drafted(machine: Machine) -> None:
+    """Nothing is submitted for long, and drafting rests as if the draft were wrong."""
+    trace = run(machine, Phase(200, [0.8]), Phase(500, [0.02]), confidence=SURE)
+    wasted = [p.any() and not d.any() for p, d in zip(trace.planned, trace.depths, strict=True)]
+    assert sum(wasted[300:]) <= 8
+    assert share(trace) <= 0.02
+
+
+def test_cuts_keep_to_the_depths_there_are() -> None:
+    graphs = run(
+        MEMORY_BOUND,
+        Phase(400, [0.5, 0.7]),
+        limits=DepthLimits(5, allowed=(0, 5)),
+        confidence=SURE,
+    )
+    assert {tuple(d.tolist()) for d in graphs.depths} <= {(0, 0), (5, 5)}
+    least = DepthLimits(5, least=1)
+    recurrent = run(CPU, Phase(300, [0.3, 0.6]), limits=least, confidence=SURE)
+    assert all((d >= 1).all() for d in recurrent.depths)

@@ -80,6 +80,11 @@ class Serving:
         policy.by_slot = np.array([rng.randint(0, most) for _ in range(shape.slots)])
         policy.shadow_by_slot = np.array([rng.choice([0, 0, 0, 1, 3]) for _ in range(shape.slots)])
 
+    def cut_chains(self) -> None:
+        """Submit other shares of every slot's chains, often nothing of them."""
+        depths = [self.rng.randint(0, self.shape.depth) for _ in range(self.shape.slots)]
+        self.host.policy.submit_by_slot = np.array(depths)
+
     def random_step(self, *, batch: int, fault: str | None = None) -> None:
         """Requests leave, are preempted, join (some on a prefix hit), prefill and decode."""
         rng, host, page = self.rng, self.host, self.shape.page
@@ -130,6 +135,18 @@ def test_random_serving_with_changing_depths(shape: Shape, seed: int) -> None:
     serving = Serving(shape, seed)
     for _ in range(40):
         serving.change_depths()
+        serving.random_step(batch=4)
+    assert not serving.host.cycle.faults.counts
+    serving.oracle.check_canonical()
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(SHAPES, st.integers(0, 10**6))
+def test_random_serving_with_chains_cut(shape: Shape, seed: int) -> None:
+    serving = Serving(shape, seed)
+    for _ in range(40):
+        serving.change_depths()
+        serving.cut_chains()
         serving.random_step(batch=4)
     assert not serving.host.cycle.faults.counts
     serving.oracle.check_canonical()

@@ -32,10 +32,10 @@ def test_names_and_labels_follow_prometheus() -> None:
 
 
 def test_the_number_of_series_is_bounded_by_the_depth() -> None:
-    assert len(layout(16)) == 17 + 26
+    assert len(layout(16)) == 17 + 28
     for depth in (1, 3, 16):
         keys = layout(depth)
-        assert len(set(keys)) == len(keys) == depth + 1 + 26
+        assert len(set(keys)) == len(keys) == depth + 1 + 28
     assert "depth/16" in layout(16)
     assert "depth/16" not in layout(15)
 

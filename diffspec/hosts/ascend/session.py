@@ -216,6 +216,7 @@ class AscendSession(AttachedSession):
             drafted=drafted[:b],
             accepted=np.maximum(sampled - 1, 0),
             sampled=np.where(sampled > 0, tokens[:, 0], -1),
+            newest=np.where(sampled > 0, tokens[np.arange(b), np.maximum(sampled - 1, 0)], -1),
             query=self.tap.rows(on_device(held.last, device), on_device(starts[1:], device)),
             draft_table=table,
             target_table=table if same else other.get_device_tensor(b),

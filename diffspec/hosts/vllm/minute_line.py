@@ -18,6 +18,7 @@ _REASONS = {
     "fault": "faults",
     "measuring": "measuring",
     "not_ready": "rows lost",
+    "unsure": "draft unsure",
 }
 
 

@@ -119,6 +119,7 @@ class DiffSpecSession(AttachedSession):
             drafted=drafted,
             accepted=np.maximum(sampled - 1, 0),
             sampled=np.array([ids[0] if ids else -1 for ids in self._sampled[:b]], dtype=np.int64),
+            newest=np.array([ids[-1] if ids else -1 for ids in self._sampled[:b]], dtype=np.int64),
             query=self.tap.rows(
                 last if self._kept is None else self._kept[last].long(),
                 target.query_start_loc[1 : b + 1],

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of drafted chains: submitted, cut, or kept in secret."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diffspec.proposer.batch import IntArray, StepBatch
+from diffspec.proposer.chain import Chains
+from diffspec.proposer.counters import Counters
+from diffspec.proposer.slots import SlotTable
+from diffspec.proposer.tails import Tails
+
+
+class Submission:
+    """Takes the chains of a step.
+
+    Attributes:
+        tails: first tokens that were not submitted.
+        depth: deepest chain of the step that was drafted in order to be submitted.
+        shadow_depth: its deepest secret chain.
+    """
+
+    def __init__(self, slots: SlotTable, counters: Counters) -> None:
+        self.tails = Tails(slots.count)
+        self._slots, self._counters = slots, counters
+        self.depth = self.shadow_depth = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.depth = self.shadow_depth = 0
+
+    def take(
+        self,
+        batch: StepBatch,
+        members: IntArray,
+        slots: IntArray,
+        planned: IntArray,
+        chains: Chains,
+        drafts: list[list[int]],
+    ) -> None:
+        """Put what is submitted of ``chains`` into ``drafts``, and remember the rest.
+
+        Args:
+            members: ``[m]``, the requests in the batch, which are in ``slots`` ``[m]``.
+            planned: ``[m]``, tokens drafted to be submitted; 0 for a secret chain.
+        """
+        tokens, drafted = chains.tokens, chains.drafted
+        submit = np.where(planned > 0, chains.submit, 0)
+        lengths = batch.lengths[members]
+        for index, row, depth in zip(members.tolist(), tokens, submit.tolist(), strict=True):
+            drafts[index] = row[:depth]
+        if (secret := np.flatnonzero(planned == 0)).size:
+            secrets = [tokens[i][: drafted[i]] for i in secret]
+            self._counters.shadows += int(drafted[secret].sum())
+            self.shadow_depth = int(drafted[secret].max())
+            self._slots.keep_shadows(slots[secret], lengths[secret], secrets)
+        self.depth = int(drafted.max(where=planned > 0, initial=0))
+        self._counters.drafted += int(submit.sum())
+        if (cut := np.flatnonzero((submit < drafted) & (planned > 0))).size:
+            first = np.array([tokens[i][submit[i]] for i in cut], dtype=np.int64)
+            self.tails.keep(slots[cut], lengths[cut], submit[cut], first)
+            self._counters.cut += int((drafted - submit)[cut].sum())
+            self._counters.zero["unsure"] += int(np.count_nonzero(submit[cut] == 0))
