@@ -17,12 +17,12 @@ FloatArray = npt.NDArray[np.floating]
 
 
 def on_device(values: IntArray, device: torch.device) -> Tensor:
-    """``values`` on ``device``, without waiting for what is queued there.
+    """``values`` on ``device``, where it can be without waiting for what is queued there.
 
-    A copy from pageable memory has left that memory when the call returns, so the array may be
-    changed at once; on the CPU the result shares its memory.
+    The array may be changed at once, but on the CPU, where the result shares its memory. CUDA has
+    copied pageable memory aside when such a call returns; other devices do not promise that.
     """
-    return torch.from_numpy(values).to(device, non_blocking=True)
+    return torch.from_numpy(values).to(device, non_blocking=device.type == "cuda")
 
 
 @dataclass(frozen=True, slots=True)

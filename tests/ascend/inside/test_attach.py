@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm_ascend.attention import attention_v1
+from vllm_ascend.ops.rotary_embedding import AscendRotaryEmbedding
 from vllm_ascend.spec_decode.eagle_proposer import AscendEagleProposer
 from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 from vllm_ascend.worker.worker import NPUWorker
 
 from diffspec.compact_kv import kernels
+from diffspec.compact_kv.rope import LocalRope
 from diffspec.hosts.ascend.fused_attention import OPERATION
 from diffspec.hosts.ascend.session import AscendSession
 from diffspec.hosts.surface import HostError
@@ -23,8 +26,9 @@ from diffspec.hosts.vllm import worker as host_worker
 from diffspec.hosts.vllm.facts import WORKERS
 from diffspec.settings import DiffSpecSettings
 from tests.ascend.inside.padded_host import ON, make_drafter, make_session
+from tests.unit.test_rope import table
 
-DEPTH = 3
+DEPTH, DIM = 3, 16
 
 
 def test_a_session_is_bound_on_the_instance_and_let_go() -> None:
@@ -138,3 +142,18 @@ def test_pages_are_as_large_as_block_tables_say(block: int, pages: int) -> None:
 def test_nothing_is_measured_before_serving() -> None:
     session = make_session(DEPTH)
     session.sweep()  # the runner here has no dummy run to call
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("rotary_dim", [DIM, DIM // 2])
+def test_rotation_is_compared_with_vllms_own_arithmetic(neox: bool, rotary_dim: int) -> None:
+    assert AscendRotaryEmbedding.forward_static is RotaryEmbedding.forward_static
+    cos_sin = table(rotary_dim)
+    rotary = SimpleNamespace(
+        head_size=DIM, rotary_dim=rotary_dim, cos_sin_cache=cos_sin, is_neox_style=neox
+    )
+    k = torch.randn(3, 2, DIM, generator=torch.Generator().manual_seed(0))
+    at = torch.tensor([0, 5, 19])
+    theirs = make_session(DEPTH).rotation()(rotary, at, k.flatten(1)).view_as(k)
+    ours = LocalRope(cos_sin, neox_style=neox, dtype=torch.float32).rotate(k, at)
+    torch.testing.assert_close(ours, theirs)
