@@ -102,6 +102,12 @@ ASCEND_DRAFTER_POINTS: tuple[TouchPoint, ...] = (
         attributes="get_supported_kernel_block_sizes",
     ),
     npu_row(
+        f"{_ATTENTION}:AscendAttentionBackend.get_supported_kernel_block_sizes",
+        "read",
+        "know how many tokens a page of the block tables has",
+        "the scoring workspace is allocated before there are pages",
+    ),
+    npu_row(
         f"{_ATTENTION}:AscendAttentionBackendImpl.forward",
         "wrapped",
         "copy query rows of one target layer, on that layer's instance alone",

@@ -112,6 +112,13 @@ ASCEND_POINTS: tuple[TouchPoint, ...] = (
         "effective_drafter_max_model_len",
     ),
     npu_row(
+        "vllm_ascend.worker.npu_input_batch:NPUInputBatch",
+        "read",
+        "tell rows by request, and the last token of a request that has no draft",
+        "recurrent targets are given that token once more",
+        attributes="req_ids num_reqs block_table vocab_size token_ids_cpu num_tokens_no_spec",
+    ),
+    npu_row(
         f"{_RUNNER}._set_up_drafter",
         "read",
         "know when the drafter is built",

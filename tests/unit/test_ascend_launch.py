@@ -12,6 +12,8 @@ import pytest
 from diffspec.hosts.surface import HostError
 from diffspec.hosts.vllm import facts as facts_module
 from diffspec.hosts.vllm import routing
+from diffspec.hosts.vllm.facts import WORKERS
+from diffspec.hosts.vllm.report import UNRUN
 from tests.unit.conftest import ON, Launch
 
 pytest.importorskip("vllm")
@@ -94,3 +96,28 @@ def test_a_launch_closer_to_the_lane_has_less_to_say(launch: Launch, log: list[s
     assert "prefix caching" not in line
     assert "bfloat16" not in line
     assert "--enforce-eager: qualified with FULL_DECODE_ONLY alone" in line
+
+
+@pytest.mark.usefixtures("any_surface")
+def test_it_gets_its_worker_keeps_padded_batches_and_schedules_synchronously(
+    engine_args: Launch, log: list[str]
+) -> None:
+    args = engine_args(ON)
+    assert args.async_scheduling is None
+    config = args.create_engine_config()
+    assert args.async_scheduling is False, "vLLM itself would leave that to the platform"
+    assert config.parallel_config.worker_cls == WORKERS["npu"]
+    assert config.speculative_config.disable_padded_drafter_batch is False
+    assert UNRUN["npu"] in log
+    text = "\n".join(log)
+    assert "set async_scheduling = false: drafting needs exact acceptance" in text
+    assert "disable_padded_drafter_batch" not in text
+    again = args.create_engine_config()
+    assert again.speculative_config.diffspec == config.speculative_config.diffspec
+
+
+@pytest.mark.usefixtures("any_surface")
+def test_what_the_user_said_of_scheduling_stays(engine_args: Launch, log: list[str]) -> None:
+    args = engine_args(ON, async_scheduling=False)
+    args.create_engine_config()
+    assert "async_scheduling = false" not in "\n".join(log)
