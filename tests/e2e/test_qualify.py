@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from diffspec.cli.client import Client
+from diffspec.cli.qualify.asking import Asker
+from diffspec.cli.qualify.endpoint import Endpoint
 from diffspec.cli.serving import Server, serve
 from diffspec.evidence.records import read
 from diffspec.testbed.recall_pair import RecallPair
@@ -102,3 +104,17 @@ def test_the_target_alone_does_not_qualify(
         "correctness",
         "draft loading",
     }
+
+
+def test_the_servers_log_probabilities_are_read(server: Server, target_only: Server) -> None:
+    """With drafts and without: the likeliest token is the one that was generated."""
+    prompt = make_recall_prompt(500, seed=6)
+    answers = []
+    for who in (server, target_only):
+        with Asker(Endpoint(who.url, who.name)) as client:
+            answers.append(client.likeliest(prompt.prompt_ids, 6, 5))
+    for answer in answers:
+        assert [token for token, _ in answer] == prompt.continuation_ids[:6]
+        for token, top in answer:
+            assert len(top) == 5
+            assert token == max(top, key=lambda t: top[t])
