@@ -28,6 +28,7 @@ class Broken:
 
     Attributes:
         wrong_at: index of the token that is another one in every answer; None for right answers.
+        right_for: completions that are right before it shows.
         gap: how far apart the two candidates' log-probabilities are there.
         dies_after: tokens after which every stream ends without an end; None: none does.
         fails: every completion is answered with 500.
@@ -39,6 +40,7 @@ class Broken:
     """
 
     wrong_at: int | None = None
+    right_for: int = 0
     gap: float = 1.0
     dies_after: int | None = None
     fails: bool = False
@@ -56,8 +58,10 @@ class Broken:
 
     def answer(self, prompt: list[int], count: int) -> list[int]:
         tokens = list(itertools.islice(itertools.cycle(prompt), count))
-        if self.wrong_at is not None and self.wrong_at < count:
-            tokens[self.wrong_at] += 1
+        with self.lock:
+            self.right_for -= 1
+            if self.right_for < 0 and self.wrong_at is not None and self.wrong_at < count:
+                tokens[self.wrong_at] += 1
         return tokens
 
     def counted(self, tokens: int) -> None:
@@ -140,14 +144,13 @@ def _handler(state: Broken) -> type[Handler]:
                 self._complete(body)
 
         def _complete(self, body: dict[str, Any]) -> None:
-            tokens = state.answer(body["prompt"], body["max_tokens"])
             if body.get("stream"):
-                self._stream(tokens)
+                self._stream(state.answer(body["prompt"], body["max_tokens"]))
                 return
-            right = Broken().answer(body["prompt"], body["max_tokens"])
+            tokens = Broken().answer(body["prompt"], body["max_tokens"])
             tops = [
-                {f"token_id:{token}": -0.5, f"token_id:{other}": -0.5 - state.gap}
-                for token, other in zip(tokens, (t + 1 for t in right), strict=True)
+                {f"token_id:{token}": -0.5, f"token_id:{token + 1}": -0.5 - state.gap}
+                for token in tokens
             ]
             choice = {"token_ids": tokens, "logprobs": {"top_logprobs": tops}}
             self._send(200, json.dumps({"choices": [choice]}))

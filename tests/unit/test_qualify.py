@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from diffspec.cli.main import app
 from diffspec.cli.progress import Reporter
 from diffspec.cli.qualify.agreement import Tally
+from diffspec.cli.qualify.answers import replay
 from diffspec.cli.qualify.asking import Asker
 from diffspec.cli.qualify.bench import Bench, Plan, Row
 from diffspec.cli.qualify.counting import ranks_loaded
@@ -89,6 +90,24 @@ def test_a_difference_at_a_tie_is_reported_and_passes(gap: float, passed: bool) 
     row = rows(Broken(wrong_at=7), target)["correctness"]
     assert (row.outcome == "passed") == passed
     assert ("a tie: logits 0.12 apart" in row.detail) == passed
+
+
+@pytest.mark.parametrize(("gap", "passed"), [(0.3, True), (0.9, False)])
+def test_what_the_target_itself_does_in_a_crowd_excuses_little(gap: float, passed: bool) -> None:
+    # Both are right for as long as one request at a time is asked, and differ from then on.
+    target = Broken(drafts=False, diffspec=False, right_for=2, wrong_at=7, gap=gap)
+    with bench(Broken(right_for=2, wrong_at=7), target) as made:
+        row = replay(made)
+    assert (row.outcome == "passed") == passed
+    assert "target-only itself changes between tokens" in row.detail
+    assert f"2 of 6 identical, {'4 apart at a tie' if passed else '4 DIFFERENT'}" in row.detail
+    assert "and 1 more" in row.detail
+
+
+def test_without_a_target_nothing_excuses_a_change_in_a_crowd() -> None:
+    ours = Broken(right_for=4, wrong_at=7, gap=0.3)
+    with bench(ours) as made:
+        assert replay(made).outcome == "failed"
 
 
 def test_a_reference_that_speculates_proves_nothing() -> None:

@@ -17,6 +17,10 @@ from diffspec.testbed.identity import first_difference
 
 #: How many of the likeliest tokens to ask for.
 LIKELIEST = 5
+#: Log-probabilities are sums in float32, so a gap of exactly one step comes a bit off.
+_ROUNDING = 1e-4
+#: Differences told of; more say nothing new.
+_TOLD = 3
 
 
 @dataclass
@@ -39,7 +43,10 @@ class Tally:
             parts.append(f"{self.ties} apart at a tie")
         if self.different:
             parts.append(f"{self.different} DIFFERENT")
-        return ", ".join(parts) + "".join(f"; {note}" for note in self.notes)
+        # What fails comes first.
+        notes = sorted(self.notes, key=lambda note: ", a tie: " in note)
+        more = [f"and {len(notes) - _TOLD} more"] if len(notes) > _TOLD else []
+        return "; ".join([", ".join(parts), *notes[:_TOLD], *more])
 
 
 @dataclass(frozen=True)
@@ -69,16 +76,16 @@ class Judge:
             tally.different += 1
             tally.notes.append(f"{what}: {len(got)} of {len(want)} tokens came")
             return
-        gap, why = self._gap(prompt, want, at, got[at])
+        gap, why = self.gap(prompt, want, at, got[at])
         where = f"{what}: {got[at]} instead of {want[at]} at token {at + 1}"
-        if gap is not None and gap <= self.tie:
+        if gap is not None and gap <= self.tie + _ROUNDING:
             tally.ties += 1
             tally.notes.append(f"{where}, a tie: logits {gap:.2g} apart")
         else:
             tally.different += 1
             tally.notes.append(f"{where}, {why}")
 
-    def _gap(
+    def gap(
         self, prompt: Sequence[int], want: Sequence[int], at: int, got: int
     ) -> tuple[float | None, str]:
         """The gap between ``got`` and ``want[at]`` in logits, and a remark; None: not known."""

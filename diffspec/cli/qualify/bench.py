@@ -12,7 +12,10 @@ from diffspec.cli.progress import Reporter
 from diffspec.cli.qualify.agreement import Judge, Tally
 from diffspec.cli.qualify.asking import Asker
 from diffspec.cli.qualify.prompts import Prompts
+from diffspec.testbed.identity import first_difference
 
+#: Most that target-only's own changes in a crowd can excuse, in ties.
+NOISE = 4
 Outcome = Literal["passed", "failed", "not-run"]
 
 
@@ -92,14 +95,37 @@ class Bench:
         """The endpoint's answer to one request by itself."""
         return self.ours.complete(prompt, self.plan.tokens).token_ids
 
-    def compare(self, tally: Tally, what: str, prompt: Sequence[int], got: Sequence[int]) -> None:
-        """Compare an answer with the right one; counted in ``tally``."""
+    def compare(
+        self, tally: Tally, what: str, prompt: Sequence[int], got: Sequence[int], tie: float = 0.0
+    ) -> None:
+        """Compare an answer with the right one; ``tie`` is wider than the plan's, if at all."""
         want = self.expected(prompt)
         if len(want) != self.plan.tokens:
             tally.different += 1
             tally.notes.append(f"{what}: the reference gave {len(want)} tokens")
             return
-        Judge(self.reference, self.plan.tie).judge(tally, what, prompt, got, want)
+        judge = Judge(self.reference, max(tie, self.plan.tie))
+        judge.judge(tally, what, prompt, got, want)
+
+    def noise(self, prompts: Sequence[Sequence[int]]) -> float:
+        """How far apart candidates are between which target-only itself changes in a crowd.
+
+        In low precision a batch rounds differently from a request by itself, with speculation or
+        without. The largest gap, in logits, between the target's own first choice alone and among
+        ``prompts``; 0 without target-only.
+        """
+        most = NOISE * self.plan.tie
+        if self.target is None or len(prompts) == 1:
+            return 0.0
+        gaps = [0.0]
+        answers = self.target.together(prompts, self.plan.tokens)
+        for prompt, got in zip(prompts, answers, strict=True):
+            want = self.expected(prompt)
+            at = first_difference(got, want)
+            if at is not None and at < min(len(got), len(want)):
+                gap, _ = Judge(self.target, self.plan.tie).gap(prompt, want, at, got[at])
+                gaps.append(most if gap is None else gap)
+        return min(max(gaps), most)
 
     def check(self, name: str, tally: Tally, *more: str, passed: bool = True) -> Row:
         """The row of a comparison: passed if nothing differed and ``passed``."""

@@ -26,10 +26,11 @@ def cancellation(bench: Bench) -> Row:
     # Long answers, because a fast server's stream may bring a short one in a single piece.
     wanted = min(_MUCH, plan.longest + plan.tokens - length)
     after = max(1, plan.tokens // 4)
+    noise = bench.noise([stays, *leave])
     with ThreadPoolExecutor(1 + len(leave)) as pool:
         neighbour = pool.submit(bench.answer, stays)
         gone = list(pool.map(lambda p: bench.ours.leave(p, wanted, after), leave))
-        bench.compare(tally, "the request beside them", stays, neighbour.result())
+        bench.compare(tally, "the request beside them", stays, neighbour.result(), noise)
     bench.compare(tally, "a request after them", stays, bench.answer(stays))
     idle = settled(bench.ours, lambda reading: not reading.busy, plan.deadline_s)
     left = f"{len(leave)} streams left after {', '.join(map(str, gone))} of {wanted} tokens"
