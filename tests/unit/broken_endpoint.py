@@ -36,6 +36,8 @@ class Broken:
         stuck: requests that its gauge shows for ever.
         drafts: whether it speculates; ``diffspec`` whether DiffSpec reports.
         miscounts: accepted tokens counted too much by every request.
+        lost: steps that DiffSpec does not count; ``rested`` those it says were without drafts. Both
+            grow by that much with every request.
         faults: what ``vllm:diffspec_faults_total`` says.
     """
 
@@ -49,6 +51,9 @@ class Broken:
     drafts: bool = True
     diffspec: bool = True
     miscounts: int = 0
+    lost: int = 0
+    rested: int = 0
+    requests: int = 0
     faults: int = 0
     max_model_len: int = 400
     generated: int = 0
@@ -67,6 +72,7 @@ class Broken:
     def counted(self, tokens: int) -> None:
         with self.lock:
             self.generated += tokens
+            self.requests += 1
             if not self.drafts:
                 return
             # After the first token every step accepts all its drafts, the last one what is left.
@@ -87,7 +93,8 @@ class Broken:
             }
         if self.diffspec:
             numbers |= {
-                "vllm:diffspec_request_steps_total": self.steps,
+                "vllm:diffspec_request_steps_total": self.steps - self.lost * self.requests,
+                "vllm:diffspec_depth_zero_total": self.rested * self.requests,
                 "vllm:diffspec_drafted_tokens_total": drafted,
                 "vllm:diffspec_accepted_tokens_total": accepted,
                 "vllm:diffspec_faults_total": self.faults,

@@ -147,6 +147,13 @@ def test_counters_that_do_not_add_up_fail() -> None:
     assert "give more than 20 tokens" in row.detail
 
 
+@pytest.mark.parametrize(("rested", "passed"), [(0, False), (1, True)])
+def test_steps_that_are_missing_fail_unless_some_rested(rested: int, passed: bool) -> None:
+    row = rows(Broken(lost=2, rested=rested), alone())["counters"]
+    assert (row.outcome == "passed") == passed
+    assert ("do not give 20 tokens" in row.detail) != passed
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [

@@ -16,6 +16,7 @@ _COUNTED = 500
 _GENERATED = "vllm:generation_tokens_total"
 _SPEC = "vllm:spec_decode_num_draft_tokens_total"
 _DRAFTED = "vllm:diffspec_drafted_tokens_total"
+_WITHOUT = "vllm:diffspec_depth_zero_total"
 _ACCEPTED = "vllm:diffspec_accepted_tokens_total"
 #: What each worker logs once the draft is loaded and its buffers are made, and the name that vLLM
 #: puts before the lines of a process: ``(Worker_TP0 pid=123)``, ``(EngineCore_DP0 pid=123)``.
@@ -124,6 +125,8 @@ def _diffspec_problems(before: Reading, after: Reading, tokens: int) -> Iterable
             f"DiffSpec counts {drafted:.0f} drafted and {accepted:.0f} accepted, "
             f"vLLM {spec.draft_tokens} and {spec.accepted}"
         )
+    if after[_WITHOUT] - before[_WITHOUT]:
+        return  # steps that rest are counted when the rest ends, which may be with a later request
     # One step more where the last one still chose a depth, and what it accepted past the end.
     depth = len(after.spec.accepted_at)
     if not tokens - 1 <= steps + accepted <= tokens + depth:
