@@ -78,7 +78,7 @@ class AdaptiveDepth:
     def __init__(self, slots: int, limits: DepthLimits) -> None:
         self.limits = limits
         self.acceptance = AcceptanceStatistics(slots, limits.depth)
-        self.cost = CostModel()
+        self.cost = CostModel(monotonic=limits.allowed is None)
         self.calibration = Calibration(slots, limits.depth)
         # Acceptance as of the last plan, on average and given the confidence, and what submitting
         # costs; None to cut nothing.

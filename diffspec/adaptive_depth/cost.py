@@ -21,6 +21,8 @@ EXACT = 16
 #: Doubts by which a measured entry is taken to be faster than its samples say: an entry with few
 #: or scattered samples is tried again before it is given up.
 HOPE = 1.5
+#: Samples from which a change of an entry is taken for a change of the machine's pace.
+WELL_KNOWN = 4
 #: Weight of a new sample in plain averages.
 _NEW = 1 / 16
 
@@ -57,9 +59,21 @@ class Estimate:
 
 
 class CostModel:
-    """Seconds of a step by requests, verified rows, context and depth; one per process."""
+    """Seconds of a step by requests, verified rows, context and depth; one per process.
 
-    def __init__(self) -> None:
+    A machine's pace changes: other programs, heat. Steps of some kind are then the only ones that
+    show it, and costs of another kind, last seen at another pace, would be compared with theirs.
+    So whatever moves a well-known entry of the table moves all other costs by the same factor,
+    until they show something else themselves.
+
+    Args:
+        monotonic: verifying fewer rows never takes longer; not so where whole steps are captured
+            graphs and only some numbers of rows have one.
+    """
+
+    def __init__(self, *, monotonic: bool = True) -> None:
+        self._monotonic = monotonic
+        self._pace = 1.0
         self._verify: dict[int, dict[int, Line]] = {}
         self._propose: dict[int, Line] = {}
         self._seed: dict[int, float] = {}
@@ -88,8 +102,12 @@ class CostModel:
             context: sum of the requests' lengths, tokens.
         """
         entries = self._verify.setdefault(bucket(requests), {})
-        line = entries.setdefault(bucket(rows), Line())
+        line = self._now(entries.setdefault(bucket(rows), Line()))
+        before = line.at(context, self._slope)
         line.add(context, seconds, self._slope)
+        if line.count > WELL_KNOWN:
+            self._pace *= line.at(context, self._slope) / before
+            line.pace = self._pace
         if line.spans():
             self._slope = line.slope()
 
@@ -105,19 +123,19 @@ class CostModel:
     ) -> None:
         """Proposing took ``seconds``, ``chain`` of them for the draft steps; ``depth`` is the
         deepest chain that was submitted and ``shadow`` the deepest that was not."""
-        idle = self._idle.setdefault(bucket(requests), Line())
+        idle = self._now(self._idle.setdefault(bucket(requests), Line()))
         if depth == 0:
             if not shadow:
                 idle.add(1, seconds)
             elif idle.count:
                 excess = max(seconds - idle.at(1), 1e-9)
-                self._shadow.add(shadow, excess, self._draft_step.at(1))
+                self._now(self._shadow).add(shadow, excess, self._now(self._draft_step).at(1))
             return
         if shadow:  # a mixture of both
             return
-        line = self._propose.setdefault(bucket(requests), Line())
+        line = self._now(self._propose.setdefault(bucket(requests), Line()))
         self._rebuild_rate += _NEW * (rebuilt - self._rebuild_rate)
-        self._draft_step.add(1, chain / depth)
+        self._now(self._draft_step).add(1, chain / depth)
         if not rebuilt:
             line.add(depth, seconds, self._draft_step.at(1))
         elif line.count >= ENOUGH:
@@ -126,35 +144,32 @@ class CostModel:
 
     def observe_gap(self, seconds: float) -> None:
         """Time between two steps, while there was work."""
-        self._gap.add(1, seconds)
+        self._now(self._gap).add(1, seconds)
 
     # Asking.
 
     def gap(self) -> float:
         """Seconds between two steps."""
-        return self._gap.at(1)
+        return self._now(self._gap).at(1)
 
     def verify(self, requests: int, rows: int, context: int) -> Estimate | None:
         """Verifying ``rows`` rows."""
         entries = self._verify.get(bucket(requests), {})
-        line = entries.get(bucket(rows))
-        if line and line.knows(context):
-            return Estimate(_hopeful(line, context, self._slope), seen=True)
-        guess = self._guess(entries, bucket(rows), context)
-        if line and line.count:
-            own = _hopeful(line, context, self._slope)
-            if guess is not None and line.count < ENOUGH:
-                own = min(own, guess)
-            return Estimate(own, seen=False)
-        if guess is None:
-            guess = self._elsewhere(requests, rows, context)
-        return None if guess is None else Estimate(guess, seen=False)
+        estimate = self._estimate(entries, requests, rows, context)
+        if estimate is None or not self._monotonic:
+            return estimate
+        larger = [
+            self._now(line).at(context, self._slope) + line.doubt()
+            for r, line in entries.items()
+            if r > bucket(rows) and line.count > WELL_KNOWN
+        ]
+        return Estimate(min(estimate.seconds, *larger), estimate.seen) if larger else estimate
 
     def propose(self, requests: int, depth: int) -> float:
         """Seconds of proposing, rebuilding included at its present frequency."""
         if depth == 0:
             return self._nearest(self._idle, requests, 1)
-        drafting = self._nearest(self._propose, requests, depth, self._draft_step.at(1))
+        drafting = self._nearest(self._propose, requests, depth, self._now(self._draft_step).at(1))
         return drafting + self._rebuild_rate * max(self._rebuild, 0.0)
 
     def shadow(self, depth: int) -> float | None:
@@ -162,7 +177,7 @@ class CostModel:
         until some were measured."""
         if self._shadow.count < ENOUGH:
             return None
-        return self._shadow.at(depth, self._draft_step.at(1))
+        return self._now(self._shadow).at(depth, self._now(self._draft_step).at(1))
 
     def age(self) -> None:
         """Doubt what is known of steps with drafts: they deserve another try."""
@@ -174,17 +189,44 @@ class CostModel:
     def table(self) -> list[dict[str, float]]:
         """The verifying table, an entry per row, for people and reports."""
         return [
-            {"requests": b, "rows": rows, "steps": line.count, **line.describe()}
+            {"requests": b, "rows": rows, "steps": line.count, **self._now(line).describe()}
             for b, entries in sorted(self._verify.items())
             for rows, line in sorted(entries.items())
         ]
 
     # Guessing.
 
+    def _now(self, line: Line) -> Line:
+        """``line`` at the present pace."""
+        if line.pace != self._pace:
+            line.scale(self._pace / line.pace)
+            line.pace = self._pace
+        return line
+
+    def _estimate(
+        self, entries: dict[int, Line], requests: int, rows: int, context: int
+    ) -> Estimate | None:
+        line = entries.get(bucket(rows))
+        if line and self._now(line).knows(context):
+            return Estimate(_hopeful(line, context, self._slope), seen=True)
+        guess = self._guess(entries, bucket(rows), context)
+        if line and line.count:
+            own = _hopeful(line, context, self._slope)
+            if guess is not None and line.count < ENOUGH:
+                own = min(own, guess)
+            return Estimate(own, seen=False)
+        if guess is None:
+            guess = self._elsewhere(requests, rows, context)
+        return None if guess is None else Estimate(guess, seen=False)
+
     def _guess(self, entries: dict[int, Line], rows: int, context: int) -> float | None:
         """From other row counts of the same requests: between two known ones along the straight
         line, beyond them along the seeds. The first invites a try wherever the truth is a step."""
-        known = {r: line for r, line in entries.items() if line.count >= ENOUGH and r != rows}
+        known = {
+            r: self._now(line)
+            for r, line in entries.items()
+            if line.count >= ENOUGH and r != rows
+        }
         below = max((r for r in known if r < rows), default=None)
         above = min((r for r in known if r > rows), default=None)
         if below is not None and above is not None:
@@ -202,15 +244,17 @@ class CostModel:
             entries = self._verify[b]
             line = entries.get(bucket(round(rows * b / requests)))
             if line and line.count >= ENOUGH:
-                return line.at(context, self._slope)
+                return self._now(line).at(context, self._slope)
         return self._seeded(rows) + self._slope * context if self._seed else None
 
     def _seeded(self, rows: int) -> float:
         return self._seed[min(self._seed, key=lambda r: abs(r - rows))]
 
-    @staticmethod
-    def _nearest(lines: dict[int, Line], requests: int, x: float, slope: float = 0.0) -> float:
+    def _nearest(
+        self, lines: dict[int, Line], requests: int, x: float, slope: float = 0.0
+    ) -> float:
         known = [b for b, line in lines.items() if line.count]
         if not known:
             return 0.0
-        return lines[min(known, key=lambda b: abs(b - bucket(requests)))].at(x, slope)
+        nearest = lines[min(known, key=lambda b: abs(b - bucket(requests)))]
+        return self._now(nearest).at(x, slope)

@@ -26,12 +26,13 @@ class Line:
 
     Attributes:
         count: samples seen.
+        pace: the machine's pace when it was last looked at; see :class:`CostModel`.
     """
 
-    __slots__ = ("_cov", "_high", "_low", "_spread", "_var", "_x", "_y", "count")
+    __slots__ = ("_cov", "_high", "_low", "_spread", "_var", "_x", "_y", "count", "pace")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self.pace = 0, 1.0
         self._x = self._y = self._var = self._cov = self._spread = 0.0
         self._low = self._high = 0.0
 
@@ -63,6 +64,12 @@ class Line:
             self.count = ENOUGH - 1
             self._y *= 0.9
             self._spread = FIRST_SPREAD * self._y
+
+    def scale(self, factor: float) -> None:
+        """All times have become ``factor`` times as long."""
+        self._y *= factor
+        self._cov *= factor
+        self._spread *= factor
 
     def at(self, x: float, slope: float = 0.0) -> float:
         """The line's value; ``slope`` as of :meth:`add`."""

@@ -44,6 +44,15 @@ class Machine:
     gap: float
     stops: bool = False
 
+    def under(self, load: float) -> Machine:
+        """The same machine while everything takes ``load`` times as long."""
+        return Machine(
+            self.name,
+            lambda *what: load * self.verify(*what),
+            *(load * seconds for seconds in (self.draft, self.upkeep, self.idle, self.gap)),
+            self.stops,
+        )
+
     def step(self, requests: int, context: int) -> StepCost:
         """Steps of so many requests."""
 
@@ -84,11 +93,13 @@ MACHINES = (
 
 @dataclass(frozen=True)
 class Phase:
-    """For ``steps`` steps each request's ``a_i`` is ``first · decay^(i-1)``."""
+    """For ``steps`` steps each request's ``a_i`` is ``first · decay^(i-1)``, and everything takes
+    ``load`` times as long."""
 
     steps: int
     first: Sequence[float]
     decay: float = 1.0
+    load: float = 1.0
 
     def rates(self, depth: int) -> FloatArray:
         """``[b, K]``."""
@@ -195,7 +206,9 @@ def simulate(
     shadows = np.zeros(b, dtype=np.int64)
     waiting: dict[int, tuple[int, int, FloatArray]] = {}
     own: FloatArray | None = None
+    unloaded = machine
     for phase in phases:
+        machine = unloaded.under(phase.load)
         rates = phase.rates(depth)
         gains = gains_of(rates)
         for _ in range(phase.steps):
