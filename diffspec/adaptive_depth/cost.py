@@ -23,6 +23,9 @@ EXACT = 16
 HOPE = 1.5
 #: Samples from which a change of an entry is taken for a change of the machine's pace.
 WELL_KNOWN = 4
+#: Steps after which an entry that none of them touched is doubted, and twice as many each time it
+#: turns out to be as it was.
+STALE, MOST_STALE = 256, 4096
 #: Weight of a new sample in plain averages.
 _NEW = 1 / 16
 
@@ -74,6 +77,8 @@ class CostModel:
     def __init__(self, *, monotonic: bool = True) -> None:
         self._monotonic = monotonic
         self._pace = 1.0
+        self._clock = 0
+        self._patience: dict[tuple[int, int], int] = {}
         self._verify: dict[int, dict[int, Line]] = {}
         self._propose: dict[int, Line] = {}
         self._seed: dict[int, float] = {}
@@ -101,10 +106,18 @@ class CostModel:
         Args:
             context: sum of the requests' lengths, tokens.
         """
-        entries = self._verify.setdefault(bucket(requests), {})
-        line = self._now(entries.setdefault(bucket(rows), Line()))
+        self._clock += 1
+        at = bucket(requests), bucket(rows)
+        entries = self._verify.setdefault(at[0], {})
+        line = self._now(entries.setdefault(at[1], Line()))
         before = line.at(context, self._slope)
+        if self._stale(at, line):
+            same = seconds > 0.9 * before
+            self._patience[at] = min(2 * self._patience_of(at), MOST_STALE) if same else STALE
+            line = entries[at[1]] = Line()
+            line.pace = self._pace
         line.add(context, seconds, self._slope)
+        line.seen = self._clock
         if line.count > WELL_KNOWN:
             self._pace *= line.at(context, self._slope) / before
             line.pace = self._pace
@@ -203,30 +216,40 @@ class CostModel:
             line.pace = self._pace
         return line
 
+    def _stale(self, at: tuple[int, int], line: Line) -> bool:
+        """Whether the entry ``at`` (requests, rows) is too old to be believed. Never that of steps
+        without drafts: these are looked at now and then."""
+        waited = self._clock - line.seen
+        return at[1] > at[0] and line.count >= ENOUGH and waited > self._patience_of(at)
+
+    def _patience_of(self, at: tuple[int, int]) -> int:
+        return self._patience.get(at, STALE)
+
     def _estimate(
         self, entries: dict[int, Line], requests: int, rows: int, context: int
     ) -> Estimate | None:
-        line = entries.get(bucket(rows))
-        if line and self._now(line).knows(context):
+        at = bucket(requests), bucket(rows)
+        line = entries.get(at[1])
+        stale = line is not None and self._stale(at, line)
+        if line and self._now(line).knows(context) and not stale:
             return Estimate(_hopeful(line, context, self._slope), seen=True)
-        guess = self._guess(entries, bucket(rows), context)
+        guess = self._guess(entries, at, context)
         if line and line.count:
             own = _hopeful(line, context, self._slope)
-            if guess is not None and line.count < ENOUGH:
+            if guess is not None and (stale or line.count < ENOUGH):
                 own = min(own, guess)
             return Estimate(own, seen=False)
         if guess is None:
             guess = self._elsewhere(requests, rows, context)
         return None if guess is None else Estimate(guess, seen=False)
 
-    def _guess(self, entries: dict[int, Line], rows: int, context: int) -> float | None:
+    def _guess(self, entries: dict[int, Line], at: tuple[int, int], context: int) -> float | None:
         """From other row counts of the same requests: between two known ones along the straight
         line, beyond them along the seeds. The first invites a try wherever the truth is a step."""
-        known = {
-            r: self._now(line)
-            for r, line in entries.items()
-            if line.count >= ENOUGH and r != rows
-        }
+        b, rows = at
+        others = {r: line for r, line in entries.items() if line.count >= ENOUGH and r != rows}
+        fresh = {r: line for r, line in others.items() if not self._stale((b, r), line)}
+        known = {r: self._now(line) for r, line in (fresh or others).items()}
         below = max((r for r in known if r < rows), default=None)
         above = min((r for r in known if r > rows), default=None)
         if below is not None and above is not None:

@@ -27,12 +27,13 @@ class Line:
     Attributes:
         count: samples seen.
         pace: the machine's pace when it was last looked at; see :class:`CostModel`.
+        seen: when it last learnt something, on its owner's clock.
     """
 
-    __slots__ = ("_cov", "_high", "_low", "_spread", "_var", "_x", "_y", "count", "pace")
+    __slots__ = ("_cov", "_high", "_low", "_spread", "_var", "_x", "_y", "count", "pace", "seen")
 
     def __init__(self) -> None:
-        self.count, self.pace = 0, 1.0
+        self.count, self.pace, self.seen = 0, 1.0, 0
         self._x = self._y = self._var = self._cov = self._spread = 0.0
         self._low = self._high = 0.0
 

@@ -128,6 +128,31 @@ def test_a_draft_that_turns_bad_and_good_again(machine: Machine, seed: int) -> N
     assert trace.efficiency() >= 0.95
 
 
+LOADS = {
+    "a load that ends as the draft turns wrong": (
+        0.95, (Phase(20, [0.6], load=3.0), Phase(1000, [0.0]))
+    ),
+    "a load that begins as the draft turns wrong": (
+        0.95, (Phase(20, [0.6]), Phase(1000, [0.0], load=3.0))
+    ),
+    "a load that ends as the draft turns right": (
+        0.85, (Phase(20, [0.1], load=3.0), Phase(1000, [0.95]))
+    ),
+    "loads that come and go": (
+        0.9, tuple(Phase(60, [0.5], load=load) for load in (1, 2, 1, 3, 1, 2, 1, 1.5) * 2)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+@pytest.mark.parametrize("case", LOADS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_machine_whose_pace_changes(machine: Machine, case: str, seed: int) -> None:
+    """What was seen last under a load must not be compared with what was seen without."""
+    least, phases = LOADS[case]
+    assert run(machine, *phases, seed=seed).efficiency(32) >= least
+
+
 def test_requests_that_differ_get_different_depths() -> None:
     trace = run(WEIGHT_BOUND, Phase(600, [0.95, 0.1, 0.6, 0.0]))
     good, bad, middling, wrong = np.mean(trace.depths[100:], axis=0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffspec.adaptive_depth.cost import CostModel, bucket, buckets
+from diffspec.adaptive_depth.cost import STALE, CostModel, bucket, buckets
 from diffspec.adaptive_depth.line import Line
 
 
@@ -158,3 +158,68 @@ def test_the_table_can_be_read() -> None:
     (row,) = model.table()
     assert (row["requests"], row["rows"], row["steps"]) == (1, 4, 60)
     assert row["y"] == pytest.approx(0.042, rel=0.02)
+
+
+def test_a_change_of_pace_moves_what_is_not_seen_meanwhile() -> None:
+    model = CostModel(monotonic=False)
+    for _ in range(40):
+        model.observe_verify(1, 1, 1000, 0.02)
+        model.observe_verify(1, 4, 1000, 0.03)
+        model.observe_propose(1, 3, 0.004, chain=0.003, rebuilt=False, shadow=0)
+    for _ in range(200):
+        model.observe_verify(1, 4, 1000, 0.06)
+    unseen = model.verify(1, 1, 1000)
+    assert unseen is not None
+    assert unseen.seconds == pytest.approx(0.04, rel=0.1)
+    assert model.propose(1, 3) == pytest.approx(0.008, rel=0.1)
+
+
+def test_fewer_rows_are_never_taken_to_cost_more() -> None:
+    costs = {}
+    for monotonic in (True, False):
+        model = CostModel(monotonic=monotonic)
+        for _ in range(3):
+            model.observe_verify(1, 1, 1000, 0.09)
+        for _ in range(20):
+            model.observe_verify(1, 2, 1000, 0.03)
+        estimate = model.verify(1, 1, 1000)
+        assert estimate is not None
+        costs[monotonic] = estimate.seconds
+    assert costs[True] <= 0.031
+    assert costs[False] > 0.06
+
+
+def test_an_entry_that_was_not_touched_for_long_is_doubted_and_then_forgotten() -> None:
+    model = CostModel()
+    for _ in range(10):
+        model.observe_verify(1, 6, 1000, 0.09)
+    for _ in range(STALE):
+        model.observe_verify(1, 2, 1000, 0.03)
+    known = model.verify(1, 6, 1000)
+    model.observe_verify(1, 2, 1000, 0.03)
+    doubted = model.verify(1, 6, 1000)
+    assert known is not None
+    assert doubted is not None
+    assert known.seen
+    assert known.seconds > 0.08
+    assert not doubted.seen
+    assert doubted.seconds <= 0.031
+    for _ in range(3):
+        model.observe_verify(1, 6, 1000, 0.04)
+    anew = model.verify(1, 6, 1000)
+    assert anew is not None
+    assert anew.seconds == pytest.approx(0.04, rel=0.1)
+
+
+def test_an_entry_that_is_as_it_was_is_doubted_later_the_next_time() -> None:
+    model, doubted = CostModel(), []
+    for step in range(4 * STALE):
+        model.observe_verify(1, 2, 1000, 0.03)
+        estimate = model.verify(1, 6, 1000)
+        if step < 10 or (estimate and not estimate.seen and step > 20):
+            if step >= 10:
+                doubted.append(step)
+            for _ in range(3):
+                model.observe_verify(1, 6, 1000, 0.09)
+    assert len(doubted) == 2
+    assert doubted[1] - doubted[0] > 1.5 * (doubted[0] - 10)
