@@ -17,7 +17,8 @@ class QueryTap:
     Of each request the last ``rows_per_request`` rows are kept, which is where the last accepted
     row always is. Every step is stored the same way, found through the step's own row starts on
     the device. So a CUDA graph that holds the attention layer holds the copy too: when it is
-    replayed, no Python runs, and the rows still land where :meth:`rows` looks for them.
+    replayed, no Python runs, and the rows still land where :meth:`rows` looks for them. On a CPU
+    there are no graphs, and a step that fits the buffer is copied as it is.
 
     Args:
         layer: the host's attention layer; its ``impl.forward`` is wrapped on the instance, which
@@ -57,6 +58,7 @@ class QueryTap:
         self.calls = 0
         self._calls_asked = 0
         self._captured_rows = 0
+        self._as_it_is = False
         self._forward = self.impl.forward
         self.impl.forward = self._tapped_forward
         setattr(self.impl, _TAPPED, self)
@@ -85,6 +87,8 @@ class QueryTap:
         """The queries ``[b, heads, head_dim]`` at rows ``last`` ``[b]`` (int64) of the step's
         batch, each among its request's last ``rows_per_request`` rows; ``ends`` ``[b]`` (any
         integer type) is the row after each request's last one in that same batch."""
+        if self._as_it_is:
+            return self.buffer[last]
         return self.buffer[self._after[: last.shape[0]] + last - ends]
 
     def _tapped_forward(
@@ -109,7 +113,13 @@ class QueryTap:
         self.calls += 1
         if _in_capture(query):
             self._captured_rows = max(self._captured_rows, n)
-        self._store(query[:n], starts)
+        self._as_it_is = (
+            query.device.type == "cpu" and not self._captured_rows and n <= self.buffer.shape[0]
+        )
+        if self._as_it_is:
+            self.buffer[:n].copy_(query[:n].view(n, *self.buffer.shape[1:]))
+        else:
+            self._store(query[:n], starts)
 
     def _store(self, query: Tensor, starts: Tensor) -> None:
         n, source = query.shape[0], self._source[: starts.shape[0] - 1]
