@@ -99,6 +99,14 @@ def test_padded_batches_draft_what_unpadded_ones_do(bnsd: bool) -> None:
     assert padded.inner.faults.total == 0
 
 
+def test_the_call_of_the_older_release_has_no_depth() -> None:
+    hosts = both()
+    del hosts[1].other_keywords["num_speculative_tokens"]
+    join(hosts, "r", texts(8, 60)[0], 20)
+    ours, theirs = run_both(hosts, [(0, 20)])
+    assert ours == theirs != [[]]
+
+
 def test_rejected_rows_are_not_written() -> None:
     hosts = both()
     join(hosts, "r", texts(2, 60)[0], 20)
