@@ -8,6 +8,7 @@ Fixed depths 0, 1, 2, 3, 5, 7 are set on the policy's seat of a running engine, 
 weights, pages and threads with every other, and repeats find their prompts in the prefix cache. The
 best fixed depth is chosen on the even repeats and compared with adaptive depth on the odd ones, and
 the other way round: choosing the luckiest of six and comparing on the same runs would flatter it.
+SmolLM2 runs in bfloat16 where the machine multiplies it in hardware, else in float32.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rich.table import Table
 from benchmarks.live import LiveArm, alternate
 from benchmarks.prose import DATA, prompts_of
 from benchmarks.record import write
+from diffspec.cli.realtext import native_dtype
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 from diffspec.testbed.smollm2 import smollm2_folder
@@ -106,7 +108,8 @@ def _pair(name: str, folder: Path) -> tuple[str, str, str]:
     if name == "recall":
         pair = build_recall_pair(folder, vocab=VOCAB, pad_layers=PAD_LAYERS)
         return str(pair.target), str(pair.draft), "float32"
-    return str(smollm2_folder(dtype="bfloat16")), str(DATA / "smollm2-135m-eagle3"), "bfloat16"
+    dtype = native_dtype()
+    return str(smollm2_folder(dtype=dtype)), str(DATA / "smollm2-135m-eagle3"), dtype
 
 
 def _prompts(name: str, length: int, count: int, tokens: int) -> list[list[int]]:

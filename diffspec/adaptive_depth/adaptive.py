@@ -369,4 +369,5 @@ class AdaptiveDepth:
             wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
             due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
             shadows[idle] = np.where(due, wanted, 0)
-        return Plan(depths, np.minimum(shadows, room))
+        rest = self._rest(slots) if idle.all() and not shadows.any() else 0
+        return Plan(depths, np.minimum(shadows, room), rest=rest)

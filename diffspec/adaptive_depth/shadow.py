@@ -19,6 +19,9 @@ SHARE, WINDOW = 0.018, 256
 ROUTINE = 0.012
 #: Steps between shadow drafts of one request: at first, after a hit, and at most.
 FIRST_GAP, HIT_GAP, LAST_GAP = 4, 2, 32
+#: Steps after which a shadow draft that could not be afforded is asked about again; after a hit
+#: :data:`FIRST_GAP`.
+LATER = 16
 #: Steps whose time is what a step takes now.
 RECENT = 16
 #: What a shadow draft is taken to cost before one was measured, as a share of a step.
@@ -54,7 +57,8 @@ class ShadowDrafts:
         waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._gap[slots]
         hopeful = bool((self._gap[slots[waiting]] == HIT_GAP).any())
         if waiting.any() and not self._affordable(seconds, SHARE if hopeful else ROUTINE):
-            self._since[slots[waiting]] = self._gap[slots[waiting]] - FIRST_GAP
+            later = FIRST_GAP if hopeful else LATER
+            self._since[slots[waiting]] = self._gap[slots[waiting]] - later
             waiting[:] = False
         self._since[slots[waiting]] = 1 - wanted[waiting]
         return waiting

@@ -49,8 +49,11 @@ class Machine:
         return Machine(
             self.name,
             lambda *what: load * self.verify(*what),
-            *(load * seconds for seconds in (self.draft, self.upkeep, self.idle, self.gap)),
-            self.stops,
+            draft=load * self.draft,
+            upkeep=load * self.upkeep,
+            idle=load * self.idle,
+            gap=load * self.gap,
+            stops=self.stops,
         )
 
     def step(self, requests: int, context: int) -> StepCost:
