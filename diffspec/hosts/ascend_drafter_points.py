@@ -33,7 +33,7 @@ ASCEND_DRAFTER_POINTS: tuple[TouchPoint, ...] = (
         "read",
         "recognise the drafter, find its layers",
         "its pages hold the canonical cache",
-        attributes="vllm_config speculative_config model device dtype max_model_len block_size "
+        attributes="vllm_config speculative_config model device dtype max_model_len "
         "kv_cache_gid _draft_attn_layer_names",
     ),
     npu_row(

@@ -119,6 +119,13 @@ ASCEND_POINTS: tuple[TouchPoint, ...] = (
         attributes="req_ids num_reqs block_table vocab_size token_ids_cpu num_tokens_no_spec",
     ),
     npu_row(
+        "vllm_ascend.worker.block_table:BlockTable",
+        "read",
+        "know how many tokens a page of a group's table has",
+        "the drafter's own number is that of the first group or of a whole block",
+        attributes="block_size",
+    ),
+    npu_row(
         f"{_RUNNER}._set_up_drafter",
         "read",
         "know when the drafter is built",

@@ -61,11 +61,10 @@ DRAFTER_POINTS: tuple[TouchPoint, ...] = (
         _PROPOSER,
         "read",
         "worker",
-        "find the draft's KV group, block size and layers",
+        "find the draft's KV group and layers",
         "its pages hold the canonical cache",
         attributes=names(
-            "vllm_config model device dtype max_model_len block_size kv_cache_gid "
-            "_draft_attn_layer_names"
+            "vllm_config model device dtype max_model_len kv_cache_gid _draft_attn_layer_names"
         ),
     ),
     TouchPoint(

@@ -209,6 +209,14 @@ VLLM_POINTS: tuple[TouchPoint, ...] = (
         ),
     ),
     TouchPoint(
+        "vllm.v1.worker.block_table:BlockTable",
+        "read",
+        "worker",
+        "know how many tokens a page of a group's table has",
+        "slots count these pages, which may be parts of the scheduler's blocks",
+        attributes=names("block_size"),
+    ),
+    TouchPoint(
         "vllm.distributed.parallel_state:get_tp_group",
         "called",
         "worker",

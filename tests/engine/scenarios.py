@@ -321,7 +321,7 @@ def resting(
                 drafter.kv_cache_gid
             ]
         }
-        pages = (slots // drafter.block_size).tolist()
+        pages = (slots // cycle._canonical.block_size).tolist()
         counts["after"] += len(pages)
         counts["strays"] += sum(page not in owned for page in pages)
         return write(token_ids, features, slots)

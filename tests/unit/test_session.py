@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.worker.block_table import MultiGroupBlockTable
 
+from diffspec.compact_kv.pages import KeyPages
 from diffspec.hosts.vllm.query_tap import QueryTap
 from diffspec.hosts.vllm.session import DiffSpecSession
 from diffspec.proposer.batch import StepBatch
@@ -235,3 +238,48 @@ def test_the_largest_step_is_rehearsed_while_memory_is_measured(
     cycle.bind(host.canonical)
     session.dummy_run(rows)
     assert len(seen) == 2
+
+
+def test_pages_are_those_of_the_draft_groups_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A recurrent target: blocks of 1536 tokens for the scheduler, of which attention sees twelfths,
+    # and the draft in a later group, for which the host left the whole block with the drafter.
+    block, page, pages = 1536, 128, 24
+    host, session = Host(Shape(page=page, blocks=pages, slots=2)), make_session()
+    session._cycle, drafter = host.cycle, session.drafter
+    monkeypatch.setattr(host.cycle, "_canonical", None)
+    draft = torch.zeros(pages, 2, page, tiny.KV_HEADS, tiny.DIM)
+    layers = {"draft": SimpleNamespace(kv_cache=draft), "target": SimpleNamespace()}
+    drafter.vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=layers),
+        model_config=SimpleNamespace(dtype=torch.float32),
+    )
+    drafter._draft_attn_layer_names = {"draft"}
+    drafter.block_size, drafter.kv_cache_gid, session._scored = block, 1, "target"
+    session.runner.input_batch.block_table = MultiGroupBlockTable(
+        max_num_reqs=2, max_num_batched_tokens=64, pin_memory=False, device=CPU,
+        block_sizes=[block, block], kernel_block_sizes=[block, page], max_num_blocks=[4, 4],
+    )  # fmt: skip
+    spec = FullAttentionSpec(
+        block_size=block, num_kv_heads=tiny.KV_HEADS, head_size=tiny.DIM, dtype=torch.float32
+    )
+    groups = [KVCacheGroupSpec(["recurrent"], spec), KVCacheGroupSpec(["target", "draft"], spec)]
+    read = host.working_set.scorer._pages
+    assert isinstance(read, KeyPages)
+    asked: list[int] = []
+
+    def target_pages(layer: Any, block_size: int) -> KeyPages:
+        asked.append(block_size)
+        return read
+
+    monkeypatch.setattr(session, "target_pages", target_pages)
+    session.bind_pages(KVCacheConfig(pages // 12, [], groups))
+    canonical = session.cycle._canonical
+    assert canonical is not None
+    assert (canonical.block_size, canonical.num_blocks, asked) == (page, pages, [page])
+    # The rows of a slot lie in the page that the slot names.
+    slots = torch.tensor([5 * page + 3])
+    canonical.write(
+        slots, torch.ones(1, tiny.KV_HEADS, tiny.DIM), torch.ones(1, tiny.KV_HEADS, tiny.DIM)
+    )
+    assert torch.nonzero(draft.flatten(1).any(1)).tolist() == [[5]]
+    assert session._draft_group == session._target_group == 1

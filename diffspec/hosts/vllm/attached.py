@@ -188,19 +188,21 @@ class AttachedSession:
         layers = drafter.vllm_config.compilation_config.static_forward_context
         (draft_name,) = drafter._draft_attn_layer_names
         parts = self.cycle.head.parts
+        tables = self.runner.input_batch.block_table
+        self._draft_group = drafter.kv_cache_gid
         try:
             canonical = self.draft_pages(
                 layers[draft_name].kv_cache,
-                block_size=drafter.block_size,
+                # Not the drafter's own number: with several groups a host may leave there the
+                # group's whole block, of which a page of the table is a part.
+                block_size=tables[self._draft_group].block_size,
                 heads=parts.kv_heads,
                 head_dim=parts.head_dim,
             )
             if canonical.dtype != drafter.vllm_config.model_config.dtype:
                 raise ValueError(f"draft pages hold {canonical.dtype}, not the model's type")
-            self._draft_group = drafter.kv_cache_gid
             self._target_group = group_of(kv_cache_config, self._scored)
-            block_size = self.runner.input_batch.block_table[self._target_group].block_size
-            pages = self.target_pages(layers[self._scored], block_size)
+            pages = self.target_pages(layers[self._scored], tables[self._target_group].block_size)
             self.cycle.working_set.scorer.bind(pages)
         except ValueError as error:
             raise HostError(str(error)) from error
