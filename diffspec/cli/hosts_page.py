@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from diffspec.evidence.pages import bullets, fill, table
-from diffspec.hosts.ascend_lane import LANE
+from diffspec.hosts.ascend_lane import LANE, NOTES
 from diffspec.hosts.releases import TITLE, UNPUBLISHED
 from diffspec.hosts.touch_point import Host
 from diffspec.hosts.verdicts import Column, columns, targets
@@ -43,6 +43,9 @@ when it starts and by `diffspec doctor`; what cannot work is refused instead
 """
 
 
+_NOTES = "Part of the lane, and named at start and by `diffspec doctor` all the same:\n"
+
+
 def hosts_markdown() -> str:
     """The whole page."""
     judged = columns()
@@ -70,7 +73,8 @@ def hosts_markdown() -> str:
         ]:
             parts.append(bullets(told) + "\n")
     lane = table(("requirement", "known beyond it"), ((r.requires, r.known) for r in LANE))
-    return "\n".join([*parts, _LANE, lane])
+    notes = bullets([f"{r.requires}: {r.known}" for r in NOTES])
+    return "\n".join([*parts, _LANE, lane, _NOTES, notes])
 
 
 def _table(host: Host, judged: Sequence[Column]) -> str:

@@ -60,8 +60,7 @@ def refused(
     """A finding for every row that applies to ``facts``; ``softened`` rows become warnings."""
     # Whether the device will do is a finding about the machine, not about a pair or a command.
     facts = replace(facts, platform=device(platform))
-    soft = {"multimodal"} if platform == "ascend" else set()
-    soft |= set(softened)
+    soft = set(softened)
     found = []
     for row in applying(facts):
         if row.id == "platform":
@@ -79,13 +78,13 @@ def ascend(
 
     ``served`` and ``window`` are the served length and the draft's own, in tokens.
     """
-    found = [
+    outside = [
         warning(f"lane.{d.id}", f"{d.what} ({d.known})", d.fix)
         for d in ascend_lane.departures(facts)
     ]
     long = environ.get(_LONG_VARIABLE, "").lower() in ("1", "true")
     if served is not None and window is not None and served > window and not long:
-        found.append(
+        outside.append(
             warning(
                 "lane.long_max_model_len",
                 f"the served length {served} is above the draft's {window} and {_LONG_VARIABLE} is "
@@ -93,6 +92,7 @@ def ascend(
                 f"export {_LONG_VARIABLE}=1",
             )
         )
-    if not found:
-        found.append(ok("lane.qualified", "the launch has the settings of the qualified lane"))
-    return found
+    if not outside:
+        outside.append(ok("lane.qualified", "the launch has the settings of the qualified lane"))
+    notes = ascend_lane.notes(facts)
+    return outside + [warning(f"lane.{d.id}", f"{d.what} ({d.known})", d.fix) for d in notes]

@@ -48,6 +48,19 @@ def departures(facts: LaunchFacts) -> list[Departure]:
     return [Departure(row.id, *told, row.known) for row, told in found if told is not None]
 
 
+def notes(facts: LaunchFacts) -> list[Departure]:
+    """What was part of the qualified lane and has nevertheless to be said of a launch."""
+    found = ((row, row.departs(facts)) for row in NOTES)
+    return [Departure(row.id, *told, row.known) for row, told in found if told is not None]
+
+
+def note(facts: LaunchFacts) -> str | None:
+    """One line with all notes; None without any and on other devices."""
+    if facts.platform != "npu" or not (found := notes(facts)):
+        return None
+    return "DiffSpec: " + "; ".join(f"{d.what} ({d.known})" for d in found)
+
+
 def warning(facts: LaunchFacts) -> str | None:
     """One line about everything that is outside the lane; None inside it and on other devices."""
     if facts.platform != "npu" or not (found := departures(facts)):
@@ -147,6 +160,16 @@ def _target_mrope(f: LaunchFacts) -> tuple[str, str] | None:
     return "the target's positions have several dimensions (M-RoPE)", "send text alone"
 
 
+def _recurrent(f: LaunchFacts) -> tuple[str, str] | None:
+    if not f.target_hybrid:
+        return None
+    return (
+        "recurrent target (linear attention or Mamba layers): it drafts at least one token in "
+        "every step, whether that pays or not",
+        "qualify it before relying on it",
+    )
+
+
 LANE: tuple[Requirement, ...] = (
     Requirement(
         "dtype",
@@ -202,5 +225,14 @@ LANE: tuple[Requirement, ...] = (
         "no M-RoPE",
         "text has the same position in every dimension, and the draft's own keys need none",
         _target_mrope,
+    ),
+)
+
+NOTES: tuple[Requirement, ...] = (
+    Requirement(
+        "recurrent",
+        "a recurrent target",
+        "a real one was never run by this project; the lane, with an earlier build, had one",
+        _recurrent,
     ),
 )

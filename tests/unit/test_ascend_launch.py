@@ -5,7 +5,9 @@ our side told that the device is one."""
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
@@ -14,6 +16,7 @@ from diffspec.hosts.vllm import facts as facts_module
 from diffspec.hosts.vllm import routing
 from diffspec.hosts.vllm.facts import WORKERS
 from diffspec.hosts.vllm.report import UNRUN
+from diffspec.keys import ConfigError
 from tests.unit.conftest import ON, Launch
 
 pytest.importorskip("vllm")
@@ -65,6 +68,23 @@ def test_what_cannot_work_comes_in_one_message(refused: Callable[..., str]) -> N
         "disable_padded_drafter_batch = true",
     ):
         assert part in text
+
+
+@pytest.mark.usefixtures("any_surface")
+@pytest.mark.parametrize(("kind", "wrong"), [("_310P", True), ("A2", False), (None, False)])
+def test_a_build_for_310p_is_refused_before_workers_start(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, kind: str | None, wrong: bool
+) -> None:
+    build = ModuleType("vllm_ascend._build_info")
+    if kind is not None:
+        build.__dict__["__device_type__"] = kind
+    monkeypatch.setitem(sys.modules, "vllm_ascend", ModuleType("vllm_ascend"))
+    monkeypatch.setitem(sys.modules, "vllm_ascend._build_info", build)
+    if wrong:
+        with pytest.raises(ConfigError, match="Ascend 310P: a 310P has a worker"):
+            launch(ON)
+    else:
+        assert launch(ON).speculative_config is not None
 
 
 @pytest.mark.usefixtures("any_surface")

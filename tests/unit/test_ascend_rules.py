@@ -162,6 +162,18 @@ def test_what_is_outside_the_lane_is_named_with_what_is_known(id: str) -> None:
     assert found.known in line
 
 
+def test_a_recurrent_target_is_named_though_the_lane_had_one() -> None:
+    (found,) = ascend_lane.notes(LANE)
+    assert found.id == "recurrent"
+    line = ascend_lane.note(LANE)
+    assert line is not None
+    assert "recurrent target" in line
+    assert "drafts at least one token in every step" in line
+    assert "never run" in line
+    assert ascend_lane.notes(replace(LANE, target_hybrid=False)) == []
+    assert ascend_lane.note(replace(LANE, platform="cpu")) is None
+
+
 def test_every_requirement_has_a_case() -> None:
     assert [row.id for row in ascend_lane.LANE] == list(OUTSIDE)
 

@@ -56,9 +56,16 @@ def test_the_owners_command_passes(lane: Ask) -> None:
     assert only(found, "lane.qualified", "ok")
     # That this machine is another one, and that the record has M-RoPE off, which this configuration
     # of the target has.
-    known = {"host.elsewhere", "pair.target_mrope"}
+    known = {"host.elsewhere", "pair.target_mrope", "lane.recurrent"}
     assert {f.id for f in wrong(found, "warning")} == known
-    assert {f.id for f in wrong(lane(), "warning")} - known == {"pair.multimodal"}
+    assert (
+        "drafts at least one token in every step" in only(found, "lane.recurrent", "warning").what
+    )
+
+
+def test_the_target_is_refused_with_images_as_a_launch_refuses_it(lane: Ask) -> None:
+    assert [f.id for f in wrong(lane())] == ["pair.multimodal"]
+    assert only(lane(), "pair.multimodal").fix.startswith("serve it with --language-model-only")
 
 
 def test_the_lane_is_that_of_the_record() -> None:

@@ -41,10 +41,11 @@ def test_the_runbook_uses_options_there_are() -> None:
     assert {word for word in command if word.startswith("--")} - options() <= {"--version"}
 
 
-def test_the_runbook_serves_as_the_owner_did() -> None:
+def test_the_runbook_serves_as_the_owner_did_and_without_images() -> None:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     variables = [f"{name}={value}" for name, value in record["environment"].items()]
     wanted = [*variables, *shlex.split(record["command"])]
+    wanted.insert(wanted.index("TARGET") + 1, "--language-model-only")
     assert wanted in blocks(ASCEND)
     doctor = next(words for words in blocks(ASCEND) if "doctor" in words)
     assert doctor[doctor.index("--") + 1 :] == wanted[len(variables) :]

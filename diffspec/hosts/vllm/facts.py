@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ def flag_facts(
     return replace(
         _model_and_parallel_facts(target, parallel),
         platform=platform,
+        device_name=_built_for() if platform == "npu" else None,
         our_worker_cls=WORKERS.get(platform),
         worker_cls=parallel.worker_cls,
         v2_runner=envs.VLLM_USE_V2_MODEL_RUNNER is True,
@@ -201,6 +203,19 @@ def _graphs(compilation: Any, sizes: Sequence[int] | None) -> dict[str, Any]:
 
 def _mapping(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
+
+
+def _built_for() -> str | None:
+    """The kind of device that vLLM-Ascend was built for, by what its build wrote down.
+
+    Its first worker compares that with the device. Asking the device itself would open it in the
+    process that starts the workers.
+    """
+    try:
+        kind = importlib.import_module("vllm_ascend._build_info").__device_type__
+    except (ImportError, AttributeError):
+        return None
+    return f"Ascend {str(kind).lstrip('_')}"
 
 
 def _device_name() -> str | None:

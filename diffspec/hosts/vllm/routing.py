@@ -116,6 +116,8 @@ def _create(build: Any, engine_args: Any, ours: dict[str, Any], rest: dict[str, 
     _activate(engine_args, config, parallel, settings_or_none, window, target.max_model_len)
     if line := ascend_lane.warning(replace(flags, depth=config.num_speculative_tokens)):
         announce([line], warn=True)
+    if line := ascend_lane.note(flags):
+        announce([line], warn=True)
     connect(engine_args, config, parallel)
     return config
 
