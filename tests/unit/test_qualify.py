@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,13 @@ from diffspec.cli.qualify.agreement import Tally
 from diffspec.cli.qualify.answers import replay
 from diffspec.cli.qualify.asking import Asker
 from diffspec.cli.qualify.bench import Bench, Plan, Row
+from diffspec.cli.qualify.command import Options, plan_of
 from diffspec.cli.qualify.counting import ranks_loaded
 from diffspec.cli.qualify.endpoint import Endpoint
 from diffspec.cli.qualify.matrix import matrix
 from diffspec.cli.qualify.performance import Cell, Timing, percentiles, verdict
 from diffspec.cli.qualify.prompts import CUE, Prompts
-from diffspec.cli.qualify.record import Said, Seen, record
+from diffspec.cli.qualify.record import Said, Seen, record, status
 from diffspec.cli.qualify.text import ledger
 from diffspec.evidence.pages import page
 from diffspec.evidence.records import read
@@ -45,7 +47,7 @@ PLAN = Plan(
 
 
 @contextmanager
-def bench(ours: Broken, target: Broken | None = None, plan: Plan = PLAN) -> Iterator[Bench]:
+def bench(ours: Broken, target: Broken | None = None, plan: Plan | None = None) -> Iterator[Bench]:
     with (
         serving(ours) as url,
         serving(target or Broken()) as other,
@@ -53,11 +55,20 @@ def bench(ours: Broken, target: Broken | None = None, plan: Plan = PLAN) -> Iter
         Asker(Endpoint(other, "m")) as reference,
     ):
         quiet = Reporter(Console(file=io.StringIO()))
-        yield Bench(client, reference if target else None, Prompts(client), plan, quiet)
+        yield Bench(client, reference if target else None, Prompts(client), plan or PLAN, quiet)
 
 
-def rows(ours: Broken, target: Broken | None = None) -> dict[str, Row]:
-    with bench(ours, target) as made:
+@pytest.fixture(autouse=True)
+def log(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of a server whose one worker loaded the draft; the plan's."""
+    path = tmp_path_factory.mktemp("log") / "server.log"
+    path.write_text("(Worker pid=1) INFO x.py:1 DiffSpec: 4 drafting slots; buffers a 1.0 MiB\n")
+    monkeypatch.setitem(globals(), "PLAN", replace(PLAN, log=path))
+    return path
+
+
+def rows(ours: Broken, target: Broken | None = None, plan: Plan | None = None) -> dict[str, Row]:
+    with bench(ours, target, plan) as made:
         return {row.name: row for row in matrix(made)}
 
 
@@ -168,6 +179,22 @@ def test_an_endpoint_without_working_drafts_fails(state: Broken, words: str) -> 
     assert words in row.detail
 
 
+def test_without_a_log_nobody_saw_a_rank_load_the_draft() -> None:
+    unseen = replace(PLAN, log=None)
+    found = rows(Broken(), alone(), unseen)
+    assert failed(found) == {"draft loading"}
+    assert found["draft loading"].outcome == "not-run"
+    assert "ranks not looked at: no --log" in found["draft loading"].detail
+    assert status(found.values(), compared=True) == "unverified"
+    assert rows(Broken(drafts=False), alone(), unseen)["draft loading"].outcome == "failed"
+
+
+def test_a_rank_that_is_not_in_the_log_fails() -> None:
+    row = rows(Broken(), alone(), replace(PLAN, ranks=2))["draft loading"]
+    assert row.outcome == "failed"
+    assert "1 of 2 ranks loaded the draft" in row.detail
+
+
 LOG = """\
 \x1b[0;36m(Worker_TP0 pid=11)\x1b[0;0m INFO x.py:1 DiffSpec: 4 drafting slots; buffers a 1.0 MiB
 (Worker_TP1 pid=12) INFO x.py:1 DiffSpec: 4 drafting slots; buffers a 1.0 MiB
@@ -267,6 +294,40 @@ def test_the_record_is_valid_and_claims_no_more_than_was_seen(
     assert any("target-only" in line for line in made["not_verified_here"]) != compared
 
 
+@pytest.mark.parametrize(
+    ("told", "hosts", "unsaid"),
+    [
+        ({}, {"vLLM": "0.28.0"}, True),
+        ({"vLLM-Ascend": "0.28.0rc1"}, {"vLLM": "0.28.0", "vLLM-Ascend": "0.28.0rc1"}, False),
+        ({"vLLM": "0.25.1"}, {"vLLM": "0.28.0"}, False),
+    ],
+)
+def test_the_record_names_the_hosts_that_were_told(
+    told: dict[str, str], hosts: dict[str, str], unsaid: bool, tmp_path: Path
+) -> None:
+    nothing = verdict([], works=True)
+    seen = Seen("m", "0.28.0", [], Tally(), SpecCounters(0, 0, 0, ()), [], nothing, False)
+    made = record("q", PLAN, Said(hosts=told), seen, datetime.date(2026, 1, 2))
+    path = tmp_path / "q.json"
+    path.write_text(json.dumps(made))
+    assert read(path).problems == ()
+    assert {h["name"]: h["version"] for h in made["where"]["hosts"]} == hosts
+    assert any("no --host" in line for line in made["not_verified_here"]) == unsaid
+
+
+def test_the_longest_prompt_is_at_least_as_long_as_the_others() -> None:
+    options = Options("http://h", None, None, Path("q.json"), quick=True, lengths=[100, 9000])
+    assert plan_of(options, 20_000).longest == 9000
+
+
+def test_a_log_that_goes_away_is_a_failed_row(log: Path) -> None:
+    with bench(Broken(), alone()) as made:
+        log.unlink()
+        found = {row.name: row for row in matrix(made)}
+    assert failed(found) == {"draft loading"}
+    assert "server.log" in found["draft loading"].detail
+
+
 def invoke(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["qualify", *arguments])
     return result.exit_code, result.output
@@ -293,6 +354,10 @@ def test_the_command_ends_with_one_and_a_record_where_a_check_failed(tmp_path: P
         (("--model", "other"), "no 'other'"),
         (("--lengths", "390"), "leaves 272 for a prompt"),
         (("--log", "no-such.log"), "no-such.log"),
+        (("--longest", "90", "--lengths", "100,120"), "--longest 90 is shorter than prompts of"),
+        (("--host", "vLLM-Ascend"), "is no NAME=VERSION"),
+        (("--host", "=0.28.0"), "is no NAME=VERSION"),
+        (("--host", "vLLM-Ascend=new"), "is no NAME=VERSION"),
         (("--text", "no-such.txt"), "no-such.txt"),
     ],
 )

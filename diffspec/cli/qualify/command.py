@@ -20,7 +20,7 @@ from diffspec.cli.progress import Reporter
 from diffspec.cli.qualify.asking import Asker
 from diffspec.cli.qualify.bench import Bench, Plan
 from diffspec.cli.qualify.endpoint import Endpoint, find, host_version, read
-from diffspec.cli.qualify.matrix import broken, matrix
+from diffspec.cli.qualify.matrix import BROKEN, broken, matrix
 from diffspec.cli.qualify.performance import Cell, measure, verdict
 from diffspec.cli.qualify.prompts import Prompts, Source, from_file
 from diffspec.cli.qualify.record import Said, Seen, record
@@ -67,6 +67,9 @@ def plan_of(options: Options, limit: int | None) -> Plan:
     if lengths[0] < 1 or lengths[-1] > room:
         raise ValueError(f"a context of {limit} tokens leaves {room} for a prompt, not {wanted}")
     longest = min(options.longest or (min(room, 8192) if options.quick else room), room)
+    if options.longest is not None and longest < lengths[-1]:
+        raise ValueError(f"--longest {longest} is shorter than prompts of {lengths[-1]} tokens")
+    longest = max(longest, lengths[-1])  # --quick's own, beside lengths that were asked for
     return Plan(
         lengths=tuple(lengths),
         longest=longest,
@@ -133,8 +136,9 @@ def _ready(bench: Bench) -> SpecCounters:
     for who in (bench.ours, bench.target):
         if who is not None and (busy := read(who).busy):
             raise RequestError(f"{busy:.0f} requests of others run there: nobody else may use it")
-    bench.prompt(bench.plan.lengths[0], 0)
-    bench.prompt(bench.plan.longest, 0)
+    # The shortest and the longest: no prompt of the run lies outside, the same text is asked for.
+    for length in (bench.plan.lengths[0], bench.plan.lengths[-1], bench.plan.longest):
+        bench.prompt(length, 0)
     return read(bench.ours).spec
 
 
@@ -145,7 +149,7 @@ def _run(bench: Bench, model: str, before: SpecCounters) -> Seen:
     try:
         cells = measure(bench)
         spec = read(bench.ours).spec - before
-    except RequestError as error:
+    except BROKEN as error:
         rows.append(broken("timed requests", error))
         bench.reporter.note(f"timed requests: failed ({error})")
     return Seen(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from diffspec.cli.qualify.bench import Bench, Row
@@ -49,7 +50,10 @@ def counters(bench: Bench) -> Row:
 
 
 def drafting(bench: Bench, before: Reading) -> Row:
-    """Everything since ``before``: drafts were made, without a fault, by every rank."""
+    """Everything since ``before``: drafts were made, without a fault, by every rank.
+
+    Without a log no rank was looked at: the row is ``not-run``, unless something failed.
+    """
     now = settled(bench.ours, _Still(), bench.plan.deadline_s)
     if not now.diffspec:
         absent = f"no {STEPS} in /metrics: DiffSpec is not at work there, or --disable-log-stats"
@@ -73,7 +77,10 @@ def drafting(bench: Bench, before: Reading) -> Row:
         told.append(f"{len(ranks)} of {bench.plan.ranks} ranks loaded the draft, by the log")
         if len(ranks) != bench.plan.ranks:
             wrong.append(f"ranks in the log: {', '.join(ranks) or 'none'}")
-    return Row.judged("draft loading", not wrong, "; ".join([*told, *wrong]))
+    row = Row.judged("draft loading", not wrong, "; ".join([*told, *wrong]))
+    # One rank that drafts shows nothing of the others, nor whose drafts they were.
+    unseen = bench.plan.log is None and row.outcome == "passed"
+    return replace(row, outcome="not-run") if unseen else row
 
 
 def ranks_loaded(log: Path) -> list[str]:

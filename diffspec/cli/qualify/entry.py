@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from packaging.version import InvalidVersion, Version
 
 _KEY = "VLLM_API_KEY"
 
@@ -35,7 +37,7 @@ def qualify(
     ] = None,
     longest: Annotated[
         int | None,
-        typer.Option(min=1, help="The long-context prompt in tokens; all of max_model_len."),
+        typer.Option(min=1, help="The long-context prompt in tokens; all that fits."),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=8, help="Generated per request; 128, or 32 with --quick.")
@@ -81,6 +83,12 @@ def qualify(
     command: Annotated[
         str | None, typer.Option(metavar="TEXT", help="For the record: the serving command.")
     ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VERSION", help="For the record: a host beside vLLM; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Check a served endpoint, compare it with target-only, and write an evidence record.
 
@@ -118,9 +126,23 @@ def qualify(
         text=text,
         plain=plain,
         api_key=os.environ.get(_KEY) or None,
-        said=Said(hardware, draft, checkpoint_sha256, release, command),
+        said=Said(hardware, draft, checkpoint_sha256, release, command, _hosts(host or ())),
     )
     raise typer.Exit(run(options))
+
+
+def _hosts(given: Iterable[str]) -> dict[str, str]:
+    """``NAME=VERSION`` by name; raises BadParameter where it is not of that form."""
+    hosts = {}
+    for text in given:
+        name, _, version = (part.strip() for part in text.partition("="))
+        try:
+            hosts[name] = str(Version(version))
+        except InvalidVersion:
+            name = ""
+        if not name:
+            raise typer.BadParameter(f"{text!r} is no NAME=VERSION", param_hint="--host")
+    return hosts
 
 
 def _base(url: str) -> str:

@@ -22,9 +22,12 @@ CHECKS: dict[str, Callable[[Bench], Row]] = {
     "counters": counters,
 }
 DRAFTING = "draft loading"
+#: A request, a text that is too short after all, a log that went away: a failed row, and the run
+#: goes on.
+BROKEN = (RequestError, ValueError, OSError)
 
 
-def broken(name: str, error: RequestError) -> Row:
+def broken(name: str, error: Exception) -> Row:
     """The row of a check that could not be finished; without the log's tail in the message."""
     return Row(name, "failed", str(error).partition("; last lines of")[0])
 
@@ -37,7 +40,7 @@ def matrix(bench: Bench) -> list[Row]:
         bench.reporter.begin(name)
         try:
             row = check()
-        except RequestError as error:
+        except BROKEN as error:
             bench.reporter.note(str(error))
             row = broken(name, error)
         bench.reporter.note(f"{row.name}: {row.outcome}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import datetime
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from diffspec.cli.qualify.agreement import Tally
@@ -25,13 +25,17 @@ _UNITS = dict(zip(METRICS, ("s", "s", "tokens/s"), strict=True))
 
 @dataclass(frozen=True)
 class Said:
-    """What the user told about the endpoint; None where nothing was said."""
+    """What the user told about the endpoint; None where nothing was said.
+
+    ``hosts``: serving software beside what the endpoint itself tells, name → version.
+    """
 
     hardware: str | None = None
     draft: str | None = None
     checkpoint_sha256: str | None = None
     release: str | None = None
     command: str | None = None
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,9 @@ def record(name: str, plan: Plan, said: Said, seen: Seen, date: datetime.date) -
     judged = bool(function == "passed" and said.draft and said.checkpoint_sha256)
     failed = [row.name for row in seen.rows if row.outcome == "failed"]
     works = "every functional check passed" if not failed else f"failed: {', '.join(failed)}"
-    hosts = [{"name": "vLLM", "version": seen.host_version, "commit": None}]
+    known: dict[str, str | None] = {"vLLM": None, **said.hosts}
+    known["vLLM"] = seen.host_version or known["vLLM"]
+    hosts = [{"name": name, "version": version, "commit": None} for name, version in known.items()]
     models: dict[str, Any] = {
         "target": {"name": seen.model},
         "draft": {"name": said.draft or UNSAID},
@@ -190,5 +196,7 @@ def _open(plan: Plan, said: Said, seen: Seen) -> Iterable[str]:
         yield "Whether every rank loaded the draft: no log was given."
     if not said.checkpoint_sha256 or not said.draft:
         yield "Which draft is served, and its checkpoint; so the pair is not judged."
-    if seen.host_version is None:
+    if seen.host_version is None and "vLLM" not in said.hosts:
         yield "The version of the host, which the endpoint does not tell."
+    if not said.hosts:
+        yield "Whether a host beside vLLM serves, as vLLM-Ascend on NPUs: no --host names one."
