@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,7 +108,7 @@ def refresh(
                 path_of(snapshot.release, folder).write_text(snapshot.to_json(), encoding="utf-8")
                 typer.echo(f"recorded {snapshot.release.title}", err=True)
                 judged.append(judge(snapshot))
-        except (FetchError, OSError) as error:
+        except (FetchError, OSError, subprocess.TimeoutExpired) as error:
             typer.echo(f"diffspec surface: {error}", err=True)
             raise typer.Exit(2) from None
     _print(judged, as_json=as_json)

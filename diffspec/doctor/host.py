@@ -133,7 +133,14 @@ def _ascend(around: Surroundings, platform: Platform | None) -> list[Finding]:
     version = around.version(ASCEND)
     if platform != "ascend" or version is None:
         return []
-    return [_judged("vllm-ascend", ASCEND, version, platform)]
+    found = [_judged("vllm-ascend", ASCEND, version, platform)]
+    hosts, device = tuple(around.hosts().values()), lanes.device(platform)
+    known = len(hosts) == 1 and releases.is_accepted("vllm", hosts[0], device)
+    if known and releases.is_accepted("vllm-ascend", version, device):
+        problem = releases.pair_problem(hosts[0], version)
+        install = f"install a tested pair: {releases.tested(device)}"
+        found += [] if problem is None else [error("host.pair", problem, install)]
+    return found
 
 
 def elsewhere(platform: Platform, here: Platform | None) -> list[Finding]:

@@ -54,11 +54,14 @@ RELEASES: tuple[Release, ...] = (
     Release("vllm-ascend", "0.30.0rc2", "next", ("npu",), "0.30.0"),
 )
 
+#: Release lines of vLLM-Ascend and vLLM that go together as development builds of vLLM alone.
+DEVELOPMENT_PAIRS: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = (((0, 25), (0, 28)),)
 #: A build that was qualified under another project and is on no package index: its surface is known
 #: only as far as that of the release it is made from.
 UNPUBLISHED = (
     "vLLM-Ascend-HUST 0.25.1rc1 with vLLM-HUST 0.28.1rc1.dev319: on no package index, so its files "
-    "were not compared; accepted as vLLM-Ascend 0.25 with vLLM 0.28 if every touch point is there"
+    "were not compared; accepted as vLLM-Ascend 0.25 with a development build (.dev) of vLLM 0.28 "
+    "if every touch point is there"
 )
 
 
@@ -83,6 +86,24 @@ def is_accepted(host: Host, version: str, platform: str | None) -> bool:
         return Version(version).release[:2] in accepted(host, platform)
     except InvalidVersion:
         return False
+
+
+def pair_problem(vllm: str, ascend: str) -> str | None:
+    """Why two releases, each of an accepted line, are not accepted together; None if they are.
+
+    A vLLM-Ascend release is made for one line of vLLM. :data:`UNPUBLISHED` is the exception.
+    """
+    theirs, ours = Version(ascend).release[:2], Version(vllm).release[:2]
+    made = {
+        (Version(r.version).release[:2], Version(r.beside).release[:2])
+        for r in RELEASES
+        if r.beside and r.standing != "next"
+    }
+    if (theirs, ours) in made:
+        return None
+    if (theirs, ours) in DEVELOPMENT_PAIRS and Version(vllm).is_devrelease:
+        return None
+    return f"vLLM-Ascend {ascend} is not made for vLLM {vllm}"
 
 
 def tested(platform: str | None) -> str:

@@ -74,7 +74,7 @@ def require_surface(
 
     ``platform`` is the device type (``cpu``, ``cuda``, ``npu``); rows for another one are skipped,
     and with None only rows for any platform are checked. On ``npu`` the host is vLLM-Ascend with
-    the vLLM it runs in; each has to be of an accepted release.
+    the vLLM it runs in; each has to be of an accepted release, and the two made for each other.
 
     Raises:
         HostError: naming the versions, every difference, the tested versions and a way out.
@@ -92,6 +92,9 @@ def require_surface(
             lines = releases.lines(host, platform)
             of = "" if platform != "npu" else f" of {releases.TITLE[host]}"
             differences.append(f"only {lines}{of} is supported")
+    both = len(versions) == 2 and not differences
+    if both and (problem := releases.pair_problem(versions["vllm"], versions["vllm-ascend"])):
+        differences.append(problem)
     rows = rows_to_check(platform, versions, rows_for(platform, stages, table))
     differences += [found.text for found in check_surface(rows, import_module)]
     if differences:

@@ -11,13 +11,16 @@ missing for an import (``torch_npu``, CANN) is faked by ``inside/fake_npu.py``.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
 from pathlib import Path
 
-from diffspec.hosts.packages import fetch, unpack
+from diffspec.hosts.packages import FetchError, fetch, sha256, unpack
+from diffspec.hosts.releases import RELEASES
+from diffspec.hosts.snapshot import load
 
 #: The release whose vLLM is the one in the main environment.
 RELEASE = "0.28.0rc1"
@@ -32,7 +35,8 @@ def make() -> None:
     """Make the environment; does nothing if it is complete.
 
     Raises:
-        FetchError: the package index did not give the sources.
+        FetchError: the package index did not give the sources, or not those that were recorded.
+        TimeoutExpired: it took too long.
     """
     if _STAMP.exists() and _STAMP.read_text() == RELEASE:
         _STAMP.touch()  # newer than this file, for make
@@ -46,11 +50,24 @@ def make() -> None:
     (packages / "main.pth").write_text(sysconfig.get_path("purelib") + "\n")
     with tempfile.TemporaryDirectory() as scratch:
         archive = fetch("vllm-ascend", RELEASE, Path(scratch))
+        if (digest := sha256(archive)) != recorded():
+            raise FetchError(
+                f"{archive.name} has the SHA-256 {digest}, the recorded snapshot {recorded()}"
+            )
         shutil.copytree(unpack("vllm-ascend", archive, Path(scratch)), packages / "vllm_ascend")
     # What the package's build writes: the kind of device it is for.
     (packages / "vllm_ascend" / "_build_info.py").write_text("__device_type__ = 'A2'\n")
     _STAMP.write_text(RELEASE)
 
 
+def recorded() -> str:
+    """The SHA-256 of the archive whose touch points are in the repository."""
+    (release,) = (r for r in RELEASES if r.host == "vllm-ascend" and r.version == RELEASE)
+    return load(release).sha256
+
+
 if __name__ == "__main__":
-    make()
+    try:
+        make()
+    except (FetchError, OSError, subprocess.TimeoutExpired) as error:
+        raise SystemExit(f"vLLM-Ascend {RELEASE} for its tests: {error}") from None

@@ -71,6 +71,15 @@ def test_accepted_pairs(ascend: str, vllm: str) -> None:
     require_surface(platform="npu", table=TABLE, import_module=host(ascend, vllm))
 
 
+@pytest.mark.parametrize(
+    ("ascend", "vllm"),
+    [("0.25.1rc1", "0.28.0"), ("0.28.0rc1", "0.25.1"), ("0.28.0rc1", "0.25.2.dev3")],
+)
+def test_pairs_that_were_not_made_for_each_other(ascend: str, vllm: str) -> None:
+    text = told(ascend=ascend, vllm=vllm)
+    assert f"not compatible: vLLM-Ascend {ascend} is not made for vLLM {vllm}. {TESTED}" in text
+
+
 def test_one_that_is_absent() -> None:
     assert told(ascend=None) == (
         "vllm-diffspec: host vLLM-Ascend (absent) with vLLM 0.28.0 is not compatible: vllm_ascend "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,19 @@ def test_as_json() -> None:
     }
     states = {v["state"] for r in document["releases"] for v in r["touch_points"].values()}
     assert states == {"ok", "differs", "not used"}
+
+
+def test_a_download_that_takes_too_long_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object) -> Path:
+        raise subprocess.TimeoutExpired("pip", 600)
+
+    monkeypatch.setattr("diffspec.hosts.refresh.fetch", slow)
+    result = RUNNER.invoke(app, ["surface", "refresh", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.output.startswith("diffspec surface: Command 'pip' timed out")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -121,6 +121,32 @@ def test_vllm_ascend_and_its_vllm_against_the_tested_pairs(
     assert "never run on an NPU" in one(found, "host.platform").what
 
 
+@pytest.mark.parametrize(
+    ("vllm", "ascend", "fits"),
+    [
+        ("0.28.0", "0.28.0rc1", True),
+        ("0.28.1rc1.dev319", "0.25.1rc1", True),
+        ("0.28.0", "0.25.1rc1", False),
+        ("0.25.1", "0.28.0rc1", False),
+    ],
+)
+def test_a_pair_not_made_for_each_other_is_an_error(
+    tmp_path: Path, vllm: str, ascend: str, fits: bool
+) -> None:
+    around = surroundings(tmp_path)
+    install(tmp_path / "site", "vllm", vllm)
+    install(tmp_path / "site", "vllm-ascend", ascend)
+    found = host.check(around, "ascend")
+    assert all(f.level != "error" for f in found if f.id == "host.version")
+    if fits:
+        assert not [f for f in found if f.id == "host.pair"]
+    else:
+        finding = one(found, "host.pair")
+        assert finding.level == "error"
+        assert finding.what == f"vLLM-Ascend {ascend} is not made for vLLM {vllm}"
+        assert "vLLM-Ascend 0.28.0rc1 with vLLM 0.28.0" in finding.fix
+
+
 def test_touch_points_of_vllm_ascend_by_its_source(tmp_path: Path) -> None:
     around = surroundings(tmp_path)
     install(tmp_path / "site", "vllm", "0.28.0")

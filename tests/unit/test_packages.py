@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from diffspec.hosts.packages import FetchError, fetch, sha256, unpack
+from tests.ascend import environment
 
 VERSION = "0.28.0rc1"
 TOP = f"vllm_ascend-{VERSION}"
@@ -97,3 +98,19 @@ def test_a_published_package(request: pytest.FixtureRequest, tmp_path: Path) -> 
     (release,) = (r for r in RELEASES if (r.host, r.version) == ("vllm-ascend", VERSION))
     (taken,) = refreshed(tmp_path, tmp_path / "unpacked", [release])
     assert taken == load(release)
+
+
+def test_the_tests_environment_is_made_of_the_recorded_archive_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(host: str, version: str, folder: Path) -> Path:
+        archive = folder / f"{TOP}.tar.gz"
+        archive.write_bytes(b"another archive of that name")
+        return archive
+
+    monkeypatch.setattr(environment, "FOLDER", tmp_path / "made")
+    monkeypatch.setattr(environment, "_STAMP", tmp_path / "made" / ".stamp")
+    monkeypatch.setattr(environment, "fetch", other)
+    with pytest.raises(FetchError, match=f"the recorded snapshot {environment.recorded()}"):
+        environment.make()
+    assert not (tmp_path / "made" / ".stamp").exists()
