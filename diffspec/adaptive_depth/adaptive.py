@@ -369,5 +369,7 @@ class AdaptiveDepth:
             wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
             due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
             shadows[idle] = np.where(due, wanted, 0)
-        rest = self._rest(slots) if idle.all() and not shadows.any() else 0
+        rest = 0
+        if idle.all() and not shadows.any():  # refused: the next one is due later
+            rest = max(0, min(self._rest(slots), LAST_GAP - 1 - self._steps + self._paused_at))
         return Plan(depths, np.minimum(shadows, room), rest=rest)

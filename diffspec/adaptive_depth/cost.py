@@ -26,6 +26,9 @@ WELL_KNOWN = 4
 #: Steps after which an entry that none of them touched is doubted, and twice as many each time it
 #: turns out to be as it was.
 STALE, MOST_STALE = 256, 4096
+#: Most votes of the entry that tells the pace, and the change of pace from which what moved with it
+#: is doubted.
+VOTES, _MOVED = 32, 0.1
 #: Weight of a new sample in plain averages.
 _NEW = 1 / 16
 
@@ -66,8 +69,8 @@ class CostModel:
 
     A machine's pace changes: other programs, heat. Steps of some kind are then the only ones that
     show it, and costs of another kind, last seen at another pace, would be compared with theirs.
-    So whatever moves a well-known entry of the table moves all other costs by the same factor,
-    until they show something else themselves.
+    So what moves the entry that is served most, at a context it knows, moves all other costs by the
+    same factor, until they show something else themselves.
 
     Args:
         monotonic: verifying fewer rows never takes longer; not so where whole steps are captured
@@ -78,6 +81,8 @@ class CostModel:
         self._monotonic = monotonic
         self._pace = 1.0
         self._clock = 0
+        # The entry (requests, rows) that is served most lately, by majority vote (Boyer and Moore).
+        self._reference, self._votes = (0, 0), 0
         self._patience: dict[tuple[int, int], int] = {}
         self._verify: dict[int, dict[int, Line]] = {}
         self._propose: dict[int, Line] = {}
@@ -115,14 +120,25 @@ class CostModel:
             same = seconds > 0.9 * before
             self._patience[at] = min(2 * self._patience_of(at), MOST_STALE) if same else STALE
             line = entries[at[1]] = Line()
-            line.pace = self._pace
+            line.pace = line.learnt = self._pace
+        if abs(self._pace - line.learnt) > _MOVED * line.learnt:
+            line.count = min(line.count, WELL_KNOWN)  # how it moved was a guess
+        paces = at == self._vote(at) and line.count > WELL_KNOWN and line.settled(context)
         line.add(context, seconds, self._slope)
-        line.seen = self._clock
-        if line.count > WELL_KNOWN:
+        if paces:
             self._pace *= line.at(context, self._slope) / before
-            line.pace = self._pace
+        line.seen, line.pace, line.learnt = self._clock, self._pace, self._pace
         if line.spans():
             self._slope = line.slope()
+
+    def _vote(self, at: tuple[int, int]) -> tuple[int, int]:
+        if at == self._reference:
+            self._votes = min(self._votes + 1, VOTES)
+        elif self._votes > 0:
+            self._votes -= 1
+        else:
+            self._reference, self._votes = at, 1
+        return self._reference
 
     def observe_propose(
         self,
@@ -171,10 +187,14 @@ class CostModel:
         estimate = self._estimate(entries, requests, rows, context)
         if estimate is None or not self._monotonic:
             return estimate
+        # Entries that were seen here, and later than this one.
+        own, b = entries.get(bucket(rows)), bucket(requests)
+        since = own.seen if own else 0
         larger = [
             self._now(line).at(context, self._slope) + line.doubt()
             for r, line in entries.items()
-            if r > bucket(rows) and line.count > WELL_KNOWN
+            if r > bucket(rows) and line.count > WELL_KNOWN and line.seen > since
+            if line.knows(context) and not self._stale((b, r), line)
         ]
         return Estimate(min(estimate.seconds, *larger), estimate.seen) if larger else estimate
 
@@ -262,13 +282,21 @@ class CostModel:
         return known[nearest].at(context, self._slope) * ratio
 
     def _elsewhere(self, requests: int, rows: int, context: int) -> float | None:
-        """From other numbers of requests at the same rows per request, else from the seeds."""
-        for b in sorted(self._verify, key=lambda b: abs(b - requests)):
+        """From other numbers of requests at the same rows per request, else from the seeds, else
+        from whatever is nearest; None if nothing was ever seen."""
+        nearest = sorted(self._verify, key=lambda b: abs(b - requests))
+        for b in nearest:
             entries = self._verify[b]
             line = entries.get(bucket(round(rows * b / requests)))
             if line and line.count >= ENOUGH:
                 return self._now(line).at(context, self._slope)
-        return self._seeded(rows) + self._slope * context if self._seed else None
+        if self._seed:
+            return self._seeded(rows) + self._slope * context
+        for b in nearest:
+            if lines := {r: line for r, line in self._verify[b].items() if line.count}:
+                line = lines[min(lines, key=lambda r: abs(r - rows * b / requests))]
+                return self._now(line).at(context, self._slope)
+        return None
 
     def _seeded(self, rows: int) -> float:
         return self._seed[min(self._seed, key=lambda r: abs(r - rows))]

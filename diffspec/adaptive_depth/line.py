@@ -13,6 +13,8 @@ FIRST_SPREAD, LEAST_SPREAD = 0.1, 0.01
 ENOUGH = 3
 #: Samples whose x lies closer together than this share of x say nothing of the slope.
 NARROW = 0.1
+#: Samples at one place from which on a line has left the one before behind.
+SETTLED = 32
 #: How far outside the x it has seen a line still counts as seen.
 REACH = 0.8
 
@@ -28,14 +30,19 @@ class Line:
         count: samples seen.
         pace: the machine's pace when it was last looked at; see :class:`CostModel`.
         seen: when it last learnt something, on its owner's clock.
+        learnt: the pace then.
     """
 
-    __slots__ = ("_cov", "_high", "_low", "_spread", "_var", "_x", "_y", "count", "pace", "seen")
+    __slots__ = (
+        *("_cov", "_high", "_low", "_spread", "_var", "_x", "_y"),
+        *("_settled", "count", "learnt", "pace", "seen"),
+    )
 
     def __init__(self) -> None:
-        self.count, self.pace, self.seen = 0, 1.0, 0
+        self.count, self.pace, self.learnt, self.seen = 0, 1.0, 1.0, 0
         self._x = self._y = self._var = self._cov = self._spread = 0.0
         self._low = self._high = 0.0
+        self._settled = SETTLED
 
     def add(self, x: float, y: float, slope: float = 0.0) -> None:
         """Learn one sample; ``slope`` is what is taken for the slope while this line has none."""
@@ -47,6 +54,7 @@ class Line:
         self._low, self._high = min(self._low, x), max(self._high, x)
         if self.count == 2:
             return
+        self._settled = self._settled + 1 if abs(x - self._x) <= NARROW * self._x else 0
         predicted = self.at(x, slope)
         limit = CLIP * self._spread
         error = min(max(y - predicted, -limit), limit)
@@ -94,6 +102,11 @@ class Line:
     def knows(self, x: float) -> bool:
         """Whether it has seen enough samples, and some near ``x``."""
         return self.count >= ENOUGH and self._low * REACH <= x <= self._high / REACH
+
+    def settled(self, x: float) -> bool:
+        """Whether ``x`` lies where its samples lie, and they have lain there for a while: what
+        moves the line at ``x`` is then no slope that it has still to learn."""
+        return self._settled >= SETTLED and abs(x - self._x) <= NARROW * self._x
 
     def describe(self) -> dict[str, float]:
         """Where the line stands: mean x, y there, slope, usual deviation."""

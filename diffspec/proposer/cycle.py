@@ -124,7 +124,7 @@ class DraftingCycle:
             NOT_DENSE,
         )
         hidden, _ = self.head.finish(attention, projection.residual[:count])
-        self.head.best_tokens(hidden)
+        self.head.best_tokens(hidden, [])
 
     def bind(self, canonical: CanonicalCache) -> None:
         """Use these canonical pages from now on."""

@@ -86,11 +86,12 @@ class RankedCycle(DraftingCycle):
     def numbers(self) -> dict[str, float]:
         """As of :class:`DraftingCycle`; may be asked for on one rank alone."""
         left = self._resting.left
-        found = super().numbers()
-        if left:  # the others rest on
-            self._resting.left = left
-            self._resting.begin()
-        return found
+        try:
+            return super().numbers()
+        finally:
+            if left:  # the others rest on
+                self._resting.left = left
+                self._resting.begin()
 
     def unusable(self, count: int, host_slots: Tensor, error: BaseException) -> list[list[int]]:
         """As of :class:`DraftingCycle`; the step is lost on all ranks."""

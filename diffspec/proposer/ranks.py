@@ -91,9 +91,9 @@ class Collectives:
         Gathered and then added in the same order everywhere: selections must be the same on all
         ranks, and the sums of an all-reduce need not be, to the last bit.
         """
-        every = self.ranks.gather(masses).view(self.ranks.size, *masses.shape)
-        torch.sum(every, dim=0, out=masses)
+        every = self.ranks.gather(masses)
         self.issued.append(("masses", *masses.shape))
+        torch.sum(every.view(self.ranks.size, *masses.shape), dim=0, out=masses)
 
     def begin(self) -> None:
         """A step begins."""

@@ -16,13 +16,13 @@ class Submission:
     """Takes the chains of a step.
 
     Attributes:
-        tails: first tokens that were not submitted.
+        tails: what was drafted last.
         depth: deepest chain of the step that was drafted in order to be submitted.
         shadow_depth: its deepest secret chain.
     """
 
     def __init__(self, slots: SlotTable, counters: Counters) -> None:
-        self.tails = Tails(slots.count)
+        self.tails = Tails(slots.count, len(counters.depths) - 1)
         self._slots, self._counters = slots, counters
         self.depth = self.shadow_depth = 0
 
@@ -50,6 +50,9 @@ class Submission:
         lengths = batch.lengths[members]
         for index, row, depth in zip(members.tolist(), tokens, submit.tolist(), strict=True):
             drafts[index] = row[:depth]
+        if (earnest := np.flatnonzero(planned > 0)).size:
+            known = np.array(tokens)[earnest]
+            self.tails.keep(slots[earnest], lengths[earnest], known, drafted[earnest])
         if (secret := np.flatnonzero(planned == 0)).size:
             secrets = [tokens[i][: drafted[i]] for i in secret]
             self._counters.shadows += int(drafted[secret].sum())
@@ -58,7 +61,5 @@ class Submission:
         self.depth = int(drafted.max(where=planned > 0, initial=0))
         self._counters.drafted += int(submit.sum())
         if (cut := np.flatnonzero((submit < drafted) & (planned > 0))).size:
-            first = np.array([tokens[i][submit[i]] for i in cut], dtype=np.int64)
-            self.tails.keep(slots[cut], lengths[cut], submit[cut], first)
             self._counters.cut += int((drafted - submit)[cut].sum())
             self._counters.zero["unsure"] += int(np.count_nonzero(submit[cut] == 0))

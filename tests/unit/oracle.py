@@ -57,8 +57,8 @@ class Oracle:
         self.counters = Counts()
         self.waiting: list[int] = []
         self.shadows: dict[str, tuple[int, list[int], int]] = {}
-        # Context length, tokens submitted, and the first one that was not.
-        self.tails: dict[str, tuple[int, int, int]] = {}
+        # Context length and what was drafted there.
+        self.tails: dict[str, tuple[int, list[int]]] = {}
         self._projected: dict[tuple[str, int], tuple[Array, Array, Array, Array]] = {}
 
     def leave(self, request: Request) -> None:
@@ -155,13 +155,13 @@ class Oracle:
                 self._learn(row.request.name, row.accepted / row.drafted)
 
     def _beyond(self, row: Row) -> int:
-        """Whether the first token that was not submitted was right; -1 if nobody knows."""
+        """Whether the first token that was not verified was right; -1 if nobody knows."""
         if not row.drafting or row.request.name not in self.tails:
             return -1
-        length, submitted, token = self.tails.pop(row.request.name)
-        if row.drafted != submitted or row.length != length + submitted + 1:
-            return -1  # the host cut the drafts, or not all were accepted, or it started over
-        return int(token == row.request.text[row.length])
+        length, chain = self.tails.pop(row.request.name)
+        if row.drafted >= len(chain) or row.length != length + row.drafted + 1:
+            return -1  # all were verified, or not all were accepted, or it started over
+        return int(chain[row.drafted] == row.request.text[row.length])
 
     def _chain_length(self, row: Row) -> int:
         """Tokens the request must draft in this step, a secret one included."""
@@ -216,12 +216,14 @@ class Oracle:
         most = length if submit is None else min(length, int(submit[slot]))
         assert len(draft) == (0 if secret else most)
         self.counters.drafted += len(draft)
-        if not secret and most < length:
+        if not secret:
             self.counters.cut += length - most
             self.counters.unsure += not most
-            first = int(self.host.cycle.submission.tails.token[slot])
-            self.tails[name] = row.length, most, first
-            draft = [*draft, first]
+            chain = self.host.cycle.submission.tails.tokens[slot].tolist()
+            assert chain[: len(draft)] == draft
+            assert chain[length:] == [-1] * (self.shape.depth + 1 - length)
+            draft = chain[:length]
+            self.tails[name] = row.length, draft
         if secret:
             self.counters.shadows += length
             draft = list(self.host.cycle.slots.shadows[slot].chain)

@@ -139,7 +139,7 @@ LOADS = {
         0.85, (Phase(20, [0.1], load=3.0), Phase(1000, [0.95]))
     ),
     "loads that come and go": (
-        0.9, tuple(Phase(60, [0.5], load=load) for load in (1, 2, 1, 3, 1, 2, 1, 1.5) * 2)
+        0.88, tuple(Phase(60, [0.5], load=load) for load in (1, 2, 1, 3, 1, 2, 1, 1.5) * 2)
     ),
 }  # fmt: skip
 

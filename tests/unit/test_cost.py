@@ -174,6 +174,51 @@ def test_a_change_of_pace_moves_what_is_not_seen_meanwhile() -> None:
     assert model.propose(1, 3) == pytest.approx(0.008, rel=0.1)
 
 
+def test_what_an_entry_shows_itself_counts_more_than_the_pace() -> None:
+    model = CostModel(monotonic=False)
+    for _ in range(6):
+        model.observe_verify(1, 1, 1000, 0.028)  # it should have been 0.020
+    for step in range(2560):
+        model.observe_verify(1, 5, 1000, 0.03)
+        if step % 128 == 0:
+            model.observe_verify(1, 1, 1000, 0.02)
+    estimate = model.verify(1, 1, 1000)
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(0.02, rel=0.15)
+
+
+def test_a_longer_context_is_no_change_of_pace() -> None:
+    model = CostModel()
+    for _ in range(60):
+        model.observe_verify(1, 5, 2000, 0.01)
+        model.observe_propose(1, 4, 0.003, chain=0.002, rebuilt=False, shadow=0)
+    for _ in range(100):
+        model.observe_verify(1, 5, 30000, 0.06)
+    assert model.propose(1, 4) == pytest.approx(0.003, rel=0.1)
+
+
+def test_more_rows_say_nothing_of_fewer_where_they_were_not_seen() -> None:
+    model = CostModel()
+    for _ in range(30):
+        model.observe_verify(1, 1, 30000, 0.04)
+    for _ in range(30):
+        model.observe_verify(1, 5, 2000, 0.022)
+    estimate = model.verify(1, 1, 30000)
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(0.04, rel=0.1)
+
+
+def test_something_is_known_of_any_step_as_soon_as_one_was_seen() -> None:
+    model = CostModel()
+    assert model.verify(2, 3, 1000) is None
+    model.observe_verify(1, 4, 1000, 0.02)
+    for requests, rows in ((1, 1), (2, 2), (2, 3), (8, 40)):
+        estimate = model.verify(requests, rows, 1000)
+        assert estimate is not None
+        assert not estimate.seen
+        assert estimate.seconds == pytest.approx(0.02)
+
+
 def test_fewer_rows_are_never_taken_to_cost_more() -> None:
     costs = {}
     for monotonic in (True, False):

@@ -86,7 +86,8 @@ class Serving:
         self.host.policy.submit_by_slot = np.array(depths)
 
     def random_step(self, *, batch: int, fault: str | None = None) -> None:
-        """Requests leave, are preempted, join (some on a prefix hit), prefill and decode."""
+        """Requests leave, are preempted, join (some on a prefix hit), prefill and decode; the host
+        now and then schedules fewer drafts than were proposed, as a grammar makes it do."""
         rng, host, page = self.rng, self.host, self.shape.page
         for request in list(host.requests):
             if request.known >= self.shape.max_len or rng.random() < 0.03:
@@ -95,6 +96,8 @@ class Serving:
                 self.preempt(request)
         work: list[tuple[Request, int]] = []
         for request in host.requests:
+            if rng.random() < 0.2:
+                request.drafts = request.drafts[: rng.randint(0, self.shape.depth)]
             if rng.random() < 0.9:
                 need = request.known - request.computed
                 rows = need if rng.random() < 0.5 else rng.randint(1, need)

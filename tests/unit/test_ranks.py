@@ -62,7 +62,7 @@ def test_a_fault_in_drafting_costs_two_steps_on_all_ranks(tmp_path: Path) -> Non
 
 
 def unlucky(serving: RankedServing) -> None:
-    fault_at_random(serving, 250, DRAFTING + INGEST)
+    fault_at_random(serving, 400, DRAFTING + INGEST)
 
 
 def test_faults_on_any_rank_leave_all_in_step(tmp_path: Path) -> None:

@@ -217,9 +217,9 @@ def test_the_largest_step_is_rehearsed_while_memory_is_measured(
     seen: list[Any] = []
     best, attend = cycle.head.best_tokens, host.working_set.working.attend
 
-    def note_best(hidden: torch.Tensor) -> torch.Tensor:
+    def note_best(hidden: torch.Tensor, sure: list[torch.Tensor]) -> torch.Tensor:
         seen.append(len(hidden))
-        return best(hidden)
+        return best(hidden, sure)
 
     def note_attend(*arguments: Any) -> torch.Tensor:
         seen.append((arguments[3], arguments[5]))
