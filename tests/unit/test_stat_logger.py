@@ -27,6 +27,7 @@ from tests.unit.conftest import ON, Launch
 
 pytest.importorskip("vllm")
 
+from vllm.distributed import parallel_state
 from vllm.v1.engine import async_llm
 from vllm.v1.metrics.loggers import (
     AggregateStatLoggerBase,
@@ -327,6 +328,8 @@ def test_a_worker_writes_to_the_channel_of_its_launch(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", STOCK_EXPAND)
+    alone = SimpleNamespace(rank_in_group=0, world_size=1)
+    monkeypatch.setattr(parallel_state, "_TP", alone)
     config = launch(ON)
     loggers = manager(config)
     loggers.log_engine_initialized()
