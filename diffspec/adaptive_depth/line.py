@@ -54,7 +54,7 @@ class Line:
         self._low, self._high = min(self._low, x), max(self._high, x)
         if self.count == 2:
             return
-        self._settled = self._settled + 1 if abs(x - self._x) <= NARROW * self._x else 0
+        self._settled = self._settled + 1 if self._here(x) else 0
         predicted = self.at(x, slope)
         limit = CLIP * self._spread
         error = min(max(y - predicted, -limit), limit)
@@ -106,8 +106,11 @@ class Line:
     def settled(self, x: float) -> bool:
         """Whether ``x`` lies where its samples lie, and they have lain there for a while: what
         moves the line at ``x`` is then no slope that it has still to learn."""
-        return self._settled >= SETTLED and abs(x - self._x) <= NARROW * self._x
+        return self._settled >= SETTLED and self._here(x)
 
     def describe(self) -> dict[str, float]:
         """Where the line stands: mean x, y there, slope, usual deviation."""
         return {"x": self._x, "y": self._y, "slope": self.slope(), "deviation": self._spread}
+
+    def _here(self, x: float) -> bool:
+        return abs(x - self._x) <= NARROW * self._x

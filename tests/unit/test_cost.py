@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffspec.adaptive_depth.cost import STALE, CostModel, bucket, buckets
+from diffspec.adaptive_depth.cost import STALE, CostModel, Estimate, bucket, buckets
 from diffspec.adaptive_depth.line import Line
 
 
@@ -160,6 +160,13 @@ def test_the_table_can_be_read() -> None:
     assert row["y"] == pytest.approx(0.042, rel=0.02)
 
 
+def found(model: CostModel, requests: int, rows: int, context: int = 1000) -> Estimate:
+    """What is believed of such a step; something has to be."""
+    estimate = model.verify(requests, rows, context)
+    assert estimate is not None
+    return estimate
+
+
 def test_a_change_of_pace_moves_what_is_not_seen_meanwhile() -> None:
     model = CostModel(monotonic=False)
     for _ in range(40):
@@ -168,9 +175,7 @@ def test_a_change_of_pace_moves_what_is_not_seen_meanwhile() -> None:
         model.observe_propose(1, 3, 0.004, chain=0.003, rebuilt=False, shadow=0)
     for _ in range(200):
         model.observe_verify(1, 4, 1000, 0.06)
-    unseen = model.verify(1, 1, 1000)
-    assert unseen is not None
-    assert unseen.seconds == pytest.approx(0.04, rel=0.1)
+    assert found(model, 1, 1).seconds == pytest.approx(0.04, rel=0.1)
     assert model.propose(1, 3) == pytest.approx(0.008, rel=0.1)
 
 
@@ -182,9 +187,7 @@ def test_what_an_entry_shows_itself_counts_more_than_the_pace() -> None:
         model.observe_verify(1, 5, 1000, 0.03)
         if step % 128 == 0:
             model.observe_verify(1, 1, 1000, 0.02)
-    estimate = model.verify(1, 1, 1000)
-    assert estimate is not None
-    assert estimate.seconds == pytest.approx(0.02, rel=0.15)
+    assert found(model, 1, 1).seconds == pytest.approx(0.02, rel=0.15)
 
 
 def test_a_longer_context_is_no_change_of_pace() -> None:
@@ -203,9 +206,7 @@ def test_more_rows_say_nothing_of_fewer_where_they_were_not_seen() -> None:
         model.observe_verify(1, 1, 30000, 0.04)
     for _ in range(30):
         model.observe_verify(1, 5, 2000, 0.022)
-    estimate = model.verify(1, 1, 30000)
-    assert estimate is not None
-    assert estimate.seconds == pytest.approx(0.04, rel=0.1)
+    assert found(model, 1, 1, 30000).seconds == pytest.approx(0.04, rel=0.1)
 
 
 def test_something_is_known_of_any_step_as_soon_as_one_was_seen() -> None:
@@ -213,8 +214,7 @@ def test_something_is_known_of_any_step_as_soon_as_one_was_seen() -> None:
     assert model.verify(2, 3, 1000) is None
     model.observe_verify(1, 4, 1000, 0.02)
     for requests, rows in ((1, 1), (2, 2), (2, 3), (8, 40)):
-        estimate = model.verify(requests, rows, 1000)
-        assert estimate is not None
+        estimate = found(model, requests, rows)
         assert not estimate.seen
         assert estimate.seconds == pytest.approx(0.02)
 
@@ -227,9 +227,7 @@ def test_fewer_rows_are_never_taken_to_cost_more() -> None:
             model.observe_verify(1, 1, 1000, 0.09)
         for _ in range(20):
             model.observe_verify(1, 2, 1000, 0.03)
-        estimate = model.verify(1, 1, 1000)
-        assert estimate is not None
-        costs[monotonic] = estimate.seconds
+        costs[monotonic] = found(model, 1, 1).seconds
     assert costs[True] <= 0.031
     assert costs[False] > 0.06
 
@@ -240,20 +238,16 @@ def test_an_entry_that_was_not_touched_for_long_is_doubted_and_then_forgotten() 
         model.observe_verify(1, 6, 1000, 0.09)
     for _ in range(STALE):
         model.observe_verify(1, 2, 1000, 0.03)
-    known = model.verify(1, 6, 1000)
+    known = found(model, 1, 6)
     model.observe_verify(1, 2, 1000, 0.03)
-    doubted = model.verify(1, 6, 1000)
-    assert known is not None
-    assert doubted is not None
+    doubted = found(model, 1, 6)
     assert known.seen
     assert known.seconds > 0.08
     assert not doubted.seen
     assert doubted.seconds <= 0.031
     for _ in range(3):
         model.observe_verify(1, 6, 1000, 0.04)
-    anew = model.verify(1, 6, 1000)
-    assert anew is not None
-    assert anew.seconds == pytest.approx(0.04, rel=0.1)
+    assert found(model, 1, 6).seconds == pytest.approx(0.04, rel=0.1)
 
 
 def test_an_entry_that_is_as_it_was_is_doubted_later_the_next_time() -> None:
