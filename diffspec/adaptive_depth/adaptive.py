@@ -31,8 +31,15 @@ SWITCH, RESUME = 1.01, 1.03
 NEW = 4
 #: Steps between two looks at a step without drafts that is not known, and at one that is.
 LOOK, LOOK_AGAIN = 4, 256
+#: How much faster drafting may promise to be before the first are put off: by the fourth power of
+#: what is beyond.
+EVIDENT = 1.5
 #: Steps for which a choice holds, unless requests come or go or a text is found to have changed.
 HOLD = 4
+#: Where no confidence could get a token cut and all drafts were right in the last step, confidences
+#: are looked at once in so many steps, and a choice that turns out the same again holds for twice as
+#: many, up to the second number.
+GLANCE, LONGEST_HOLD = 8, 16
 #: Drafting is tried for one step every :data:`LOOK_AGAIN` if it promises at least this share of
 #: the speed without drafts: what a verification costs may have changed since.
 NEARLY = 0.85
@@ -86,6 +93,9 @@ class AdaptiveDepth:
         self._table = self.calibration.table(self._rates)
         self._prices: Prices | None = None
         self._promised = 0.0
+        # Whether no confidence could get anything cut of what was planned, and whether all drafts
+        # were right in the last step.
+        self._uncut = self._right = False
         self.shadows = ShadowDrafts(slots)
         self._last = np.full(slots, -1, dtype=np.int64)
         self._steps = self._looked = self._tried = self._aged = 0
@@ -95,6 +105,7 @@ class AdaptiveDepth:
         self._held: Plan | None = None
         self._held_slots = np.zeros(0, dtype=np.int64)
         self._held_at = self._held_turns = 0
+        self._hold = HOLD
         # Slots whose pause stands until there is news of them, and since when.
         self._paused: IntArray | None = None
         self._paused_at = 0
@@ -106,10 +117,14 @@ class AdaptiveDepth:
         self.acceptance.observe(slots, drafted, accepted, beyond)
         tried, right = drafted + (beyond >= 0), accepted + (beyond > 0)
         self.calibration.observe(slots, tried, right, secret=False)
+        self._right = np.array_equal(right, tried)
         self._paused = None
 
-    def gate(self, slots: IntArray, planned: IntArray) -> Gate:
+    def gate(self, slots: IntArray, planned: IntArray) -> Gate | None:
         """See :meth:`DepthPolicy.gate`."""
+        if self._certain and self._steps % GLANCE and planned.all():
+            self.calibration.unread(slots)
+            return None
         rates, table = self._rates[slots], self._table[slots]
         return Gate(self.calibration, slots, planned, rates, table, self._prices)
 
@@ -182,7 +197,7 @@ class AdaptiveDepth:
         load = len(slots) + others, int(lengths.sum()) + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
         self._table[slots] = self.calibration.table(rates)
-        self._prices = None
+        self._prices, self._uncut = None, False
         if (cost := self._cost(*load, others)) is None:
             depths = caps if self.limits.allowed is None else np.minimum(room, self._start(caps))
             return self._done(slots, depths, room)
@@ -191,12 +206,14 @@ class AdaptiveDepth:
         limit = caps if self.limits.allowed is None else room
         outlook = self._outlook(slots, cost)
         choice = self._choose(slots, gains, limit, cost, zero, outlook)
-        if self._must_look(load, choice):
+        if self._must_look(load, choice, zero):
             self._looked = self._steps
             return Plan(np.zeros_like(caps), none, measuring=True)
         # Drafting that is known to be worse is tried for what its verification costs.
         if choice.depths.any() and (self.limits.least or choice.rate >= zero.rate):
-            self._prices = outlook.prices(choice.rate)
+            self._prices = prices = outlook.prices(choice.rate)
+            worst = gains_of(self._table[slots].min(-1))[None]
+            self._uncut = np.array_equal(prices.submit(worst, choice.depths)[0], choice.depths)
         if not choice.depths.any():
             self._paused, self._paused_at = slots.copy(), self._steps
         return self._done(slots, choice.depths, room)
@@ -313,13 +330,32 @@ class AdaptiveDepth:
         """The last plan, if everybody drafted and nothing speaks against doing so again."""
         if (
             self._held is None
-            or self._steps - self._held_at >= HOLD
+            or self._steps - self._held_at >= self._hold
             or self._held_turns != self.acceptance.turns
             or not np.array_equal(self._held_slots, slots)
             or (room < self._held.depths).any()
         ):
             return None
         return self._held
+
+    @property
+    def _certain(self) -> bool:
+        """Whether there is nothing to learn for the moment: all drafts are right, and no doubt of
+        the draft's would change anything."""
+        return self._uncut and self._right
+
+    def _hold_on(self, slots: IntArray, depths: IntArray) -> None:
+        """Everybody drafts: do so again for a while."""
+        again = (
+            self._certain
+            and self._held is not None
+            and np.array_equal(self._held_slots, slots)
+            and np.array_equal(self._held.depths, depths)
+            and self._held_turns == self.acceptance.turns
+        )
+        self._hold = min(2 * self._hold, LONGEST_HOLD) if again else HOLD
+        self._held, self._held_slots = Plan(depths, np.zeros_like(depths)), slots.copy()
+        self._held_at, self._held_turns = self._steps, self.acceptance.turns
 
     def _still_paused(self, slots: IntArray) -> bool:
         """Whether the same requests drafted nothing in the last step and nothing is new; looked
@@ -337,7 +373,7 @@ class AdaptiveDepth:
         looked = LAST_GAP - (self._steps - self._paused_at)
         return min(looked, self.shadows.until_due(slots))
 
-    def _must_look(self, load: tuple[int, int], choice: Choice) -> bool:
+    def _must_look(self, load: tuple[int, int], choice: Choice, zero: Choice) -> bool:
         """Whether this step should draft nothing, only to see what a step without drafts costs
         with such a ``load``: requests, and the sum of their lengths."""
         if self.limits.least or not choice.depths.any() or not self._decoding:
@@ -347,16 +383,16 @@ class AdaptiveDepth:
         waited = self._steps - self._looked
         estimate = self.cost.verify(load[0], load[0], load[1])
         known = estimate is not None and estimate.seen
-        return waited >= (LOOK_AGAIN if known else LOOK)
+        unknown = LOOK * max(1.0, choice.rate / (EVIDENT * zero.rate)) ** 4
+        return waited >= (LOOK_AGAIN if known else unknown)
 
     def _done(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
         self._last[slots] = depths
         idle = depths == 0
         if not idle.any():
-            self._held, self._held_slots = Plan(depths, idle.astype(np.int64)), slots.copy()
-            self._held_at, self._held_turns = self._steps, self.acceptance.turns
+            self._hold_on(slots, depths)
             self.shadows.drafting(slots)
-            return self._held
+            return Plan(depths, np.zeros_like(depths))
         self._held = None
         self.shadows.drafting(slots[~idle])
         shadows = np.zeros_like(depths)

@@ -105,6 +105,10 @@ class Calibration:
         self._chains[at] = bins[-CHAINS:]
         self._count += len(at)
 
+    def unread(self, slots: IntArray) -> None:
+        """Chains of ``slots`` ``[m]`` are drafted whose confidences nobody reads."""
+        self._bins[0, slots] = UNKNOWN
+
     def observe(
         self, slots: IntArray, drafted: IntArray, accepted: IntArray, *, secret: bool
     ) -> None:

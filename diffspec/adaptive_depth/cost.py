@@ -9,11 +9,12 @@ never measured is estimated from its neighbours and says so.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from diffspec.adaptive_depth.line import ENOUGH, Line
+from diffspec.adaptive_depth.line import ENOUGH, FIRST_SPREAD, Line
 from diffspec.adaptive_depth.policy import IntArray
 
 #: Counts above this share entries: an eighth apart there, which bounds the table.
@@ -21,13 +22,15 @@ EXACT = 16
 #: Doubts by which a measured entry is taken to be faster than its samples say: an entry with few
 #: or scattered samples is tried again before it is given up.
 HOPE = 1.5
+#: What an entry without samples is taken to cost, as a share of what its shape hints at.
+_HOPEFUL = 1 - HOPE * FIRST_SPREAD
 #: Samples from which a change of an entry is taken for a change of the machine's pace.
 WELL_KNOWN = 4
 #: Steps after which an entry that none of them touched is doubted, and twice as many each time it
 #: turns out to be as it was.
 STALE, MOST_STALE = 256, 4096
-#: Most votes of the entry that tells the pace, and the change of pace from which what moved with it
-#: is doubted.
+#: Most votes of the entry that tells the pace, and the change of pace from which what was seen
+#: before is doubted.
 VOTES, _MOVED = 32, 0.1
 #: Weight of a new sample in plain averages.
 _NEW = 1 / 16
@@ -116,9 +119,11 @@ class CostModel:
         entries = self._verify.setdefault(at[0], {})
         line = self._now(entries.setdefault(at[1], Line()))
         before = line.at(context, self._slope)
-        if self._stale(at, line):
+        stale = self._stale(at, line)
+        if stale:
             same = seconds > 0.9 * before
             self._patience[at] = min(2 * self._patience_of(at), MOST_STALE) if same else STALE
+        if stale or self._outdated(before, self._most(at, context)):
             line = entries[at[1]] = Line()
             line.pace = line.learnt = self._pace
         if abs(self._pace - line.learnt) > _MOVED * line.learnt:
@@ -185,18 +190,10 @@ class CostModel:
         """Verifying ``rows`` rows."""
         entries = self._verify.get(bucket(requests), {})
         estimate = self._estimate(entries, requests, rows, context)
-        if estimate is None or not self._monotonic:
+        at = bucket(requests), bucket(rows)
+        if estimate is None or (most := self._most(at, context)) >= estimate.seconds:
             return estimate
-        # Entries that were seen here, and later than this one.
-        own, b = entries.get(bucket(rows)), bucket(requests)
-        since = own.seen if own else 0
-        larger = [
-            self._now(line).at(context, self._slope) + line.doubt()
-            for r, line in entries.items()
-            if r > bucket(rows) and line.count > WELL_KNOWN and line.seen > since
-            if line.knows(context) and not self._stale((b, r), line)
-        ]
-        return Estimate(min(estimate.seconds, *larger), estimate.seen) if larger else estimate
+        return Estimate(most, estimate.seen and not self._outdated(estimate.seconds, most))
 
     def propose(self, requests: int, depth: int) -> float:
         """Seconds of proposing, rebuilding included at its present frequency."""
@@ -242,6 +239,25 @@ class CostModel:
         waited = self._clock - line.seen
         return at[1] > at[0] and line.count >= ENOUGH and waited > self._patience_of(at)
 
+    def _most(self, at: tuple[int, int], context: int) -> float:
+        """Seconds that the entry ``at`` can take at most: what larger ones took here since."""
+        if not self._monotonic:
+            return math.inf
+        (b, rows), entries = at, self._verify.get(at[0], {})
+        since = entries[rows].seen if rows in entries else 0
+        larger = (
+            self._now(line).at(context, self._slope) + line.doubt()
+            for r, line in entries.items()
+            if r > rows and line.count > WELL_KNOWN and line.seen > since
+            if line.knows(context) and not self._stale((b, r), line)
+        )
+        return min(larger, default=math.inf)
+
+    @staticmethod
+    def _outdated(seconds: float, most: float) -> bool:
+        """Whether an entry says so much more than it can take that it was seen at another pace."""
+        return most < (1 - _MOVED) * seconds
+
     def _patience_of(self, at: tuple[int, int]) -> int:
         return self._patience.get(at, STALE)
 
@@ -279,7 +295,9 @@ class CostModel:
         if nearest is None:
             return None
         ratio = self._seeded(rows) / self._seeded(nearest) if self._seed else 1.0
-        return known[nearest].at(context, self._slope) * ratio
+        at = known[nearest].at(context, self._slope)
+        # Without context rows may cost what they do not cost with it: more of them deserve a try.
+        return max(at, _HOPEFUL * at * ratio) if rows > nearest else at * ratio
 
     def _elsewhere(self, requests: int, rows: int, context: int) -> float | None:
         """From other numbers of requests at the same rows per request, else from the seeds, else
@@ -299,7 +317,10 @@ class CostModel:
         return None
 
     def _seeded(self, rows: int) -> float:
-        return self._seed[min(self._seed, key=lambda r: abs(r - rows))]
+        nearest = min(self._seed, key=lambda r: abs(r - rows))
+        if not self._monotonic:
+            return self._seed[nearest]
+        return min(seconds for r, seconds in self._seed.items() if r >= nearest)
 
     def _nearest(
         self, lines: dict[int, Line], requests: int, x: float, slope: float = 0.0

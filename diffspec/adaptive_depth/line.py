@@ -9,6 +9,8 @@ LEAST_WEIGHT = 1 / 32
 CLIP = 3.0
 #: Usual deviation to begin with, and its least value, as shares of the value.
 FIRST_SPREAD, LEAST_SPREAD = 0.1, 0.01
+#: So many samples in a row that are cut on the same side are no outliers: the line moves to them.
+LASTING = 4
 #: Samples from which a line is believed.
 ENOUGH = 3
 #: Samples whose x lies closer together than this share of x say nothing of the slope.
@@ -24,7 +26,8 @@ class Line:
 
     The first samples of a shape may hold a compilation, so of the first two the smaller one is
     kept. Later ones are clipped at :data:`CLIP` usual deviations: one outlier hardly moves the
-    line, a lasting change moves it all the same, because clipped samples widen the deviation.
+    line. :data:`LASTING` of them on the same side are a change, and the line is moved by the least
+    that any of them says.
 
     Attributes:
         count: samples seen.
@@ -34,7 +37,7 @@ class Line:
     """
 
     __slots__ = (
-        *("_cov", "_high", "_low", "_spread", "_var", "_x", "_y"),
+        *("_change", "_cov", "_high", "_low", "_off", "_spread", "_var", "_x", "_y"),
         *("_settled", "count", "learnt", "pace", "seen"),
     )
 
@@ -43,6 +46,8 @@ class Line:
         self._x = self._y = self._var = self._cov = self._spread = 0.0
         self._low = self._high = 0.0
         self._settled = SETTLED
+        # Samples cut in a row, negative below the line, and the least factor among them.
+        self._off, self._change = 0, 1.0
 
     def add(self, x: float, y: float, slope: float = 0.0) -> None:
         """Learn one sample; ``slope`` is what is taken for the slope while this line has none."""
@@ -57,6 +62,13 @@ class Line:
         self._settled = self._settled + 1 if self._here(x) else 0
         predicted = self.at(x, slope)
         limit = CLIP * self._spread
+        if abs(y - predicted) <= limit:
+            self._off = 0
+        elif self._lasting(y / predicted):
+            self.scale(self._change)
+            self.count, self._off = ENOUGH, 0
+            self._spread, predicted = FIRST_SPREAD * self._y, predicted * self._change
+            limit = CLIP * self._spread
         error = min(max(y - predicted, -limit), limit)
         weight = max(1 / (self.count - 1), LEAST_WEIGHT)
         self._spread += weight * (abs(error) - self._spread)
@@ -66,6 +78,15 @@ class Line:
         self._y += weight * dy
         self._var = (1 - weight) * (self._var + weight * dx * dx)
         self._cov = (1 - weight) * (self._cov + weight * dx * dy)
+
+    def _lasting(self, factor: float) -> bool:
+        """Whether a sample of ``factor`` times what was expected is the last of a run of such."""
+        slower = factor > 1
+        if self._off == 0 or slower != (self._off > 0):
+            self._off, self._change = 0, factor
+        self._off += 1 if slower else -1
+        self._change = min(self._change, factor) if slower else max(self._change, factor)
+        return abs(self._off) >= LASTING
 
     def age(self) -> None:
         """Keep only a hopeful guess of what is known; a few samples settle it anew."""
