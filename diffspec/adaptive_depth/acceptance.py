@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often drafted tokens are accepted: per request and position, with a prior from all requests.
 
-Two acceptances are kept apart. Decisions use the conditional one, ``a_i``: position i is accepted,
-among the steps that drafted i and accepted everything before it. Reports use the unconditional one,
-as vLLM's own counters define it.
+Decisions use the conditional acceptance, ``a_i``: position i is accepted, among the steps that
+drafted i and accepted everything before it. Reports use the unconditional one, which vLLM counts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FIRST_GUESS, GUESS_WEIGHT = 0.8, 2.0
 #: ever, or a few unlucky steps would end going deep.
 STALE = 1 / 32
 #: A run of equal outcomes that was this improbable means that the text has changed.
-SURPRISE = 0.005
+SURPRISE = 0.0005
 
 
 class AcceptanceStatistics:
@@ -42,18 +41,13 @@ class AcceptanceStatistics:
 
     Attributes:
         seen: ``[slots]``, first positions a slot's request has tried.
-        drafted_at, accepted_at: ``[K]``, tokens drafted and accepted at each position so far, of
-            all requests: the unconditional rates are their quotients over the drafts.
         turns: how often the text was found to have changed.
-        drafts: steps of requests that drafted at least one token.
     """
 
     def __init__(self, slots: int, depth: int) -> None:
         self.depth = depth
         self.seen = np.zeros(slots, dtype=np.int64)
-        self.drafts = self.turns = 0
-        self.drafted_at = np.zeros(depth, dtype=np.int64)
-        self.accepted_at = np.zeros(depth, dtype=np.int64)
+        self.turns = 0
         self._hits = np.zeros((slots, depth))
         self._trials = np.zeros((slots, depth))
         self._all_hits = np.zeros(depth)
@@ -62,36 +56,34 @@ class AcceptanceStatistics:
         self._at = np.arange(depth)
         self._process: FloatArray | None = None
 
-    def observe(
-        self,
-        slots: IntArray,
-        drafted: IntArray,
-        accepted: IntArray,
-        beyond: IntArray | None = None,
-    ) -> None:
-        """Learn from a verification step.
+    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """Learn what became of drafts, submitted or secret.
 
         A chain may have been cut before it was submitted, because the draft was unsure: were only
         what is submitted to count, a position would seem better than it is. So the first token
-        that was cut counts as tried, and the target's own next token is its outcome.
+        that was cut counts as drafted, and the target's own next token is its outcome.
 
         Args:
             slots: ``[m]``, distinct.
-            drafted: ``[m]``, as scheduled; at least 1 where ``beyond`` is -1.
+            drafted: ``[m]``, at least 1 each.
             accepted: ``[m]``, at most ``drafted``.
-            beyond: ``[m]``, see :meth:`DepthPolicy.observe`; -1 for all if None.
         """
-        self.drafts += int(np.count_nonzero(drafted))
-        self.drafted_at += (self._at < drafted[:, None]).sum(0)
-        self.accepted_at += (self._at < accepted[:, None]).sum(0)
-        if beyond is not None:
-            drafted, accepted = drafted + (beyond >= 0), accepted + (beyond > 0)
-        self._learn(slots, drafted, accepted)
-
-    def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """As :meth:`observe`, for drafts that were compared but never submitted: evidence for
-        decisions, and nothing for reports."""
-        self._learn(slots, drafted, accepted)
+        self._watch_runs(slots, accepted > 0)
+        tried = self._at < np.minimum(drafted, accepted + 1)[:, None]
+        hit = self._at < accepted[:, None]
+        keep = np.where(tried, 1 - 1 / MEMORY, 1.0)
+        count = tried.sum(0)
+        keep_all = (1 - 1 / PROCESS_MEMORY) ** count
+        if (drafted[full := accepted == drafted] < self.depth).any():
+            missed = (self._at >= drafted[:, None]) & full[:, None]
+            keep[missed] = 1 - STALE
+            keep_all *= np.where(count, 1.0, (1 - STALE / 4) ** missed.sum(0))
+        self._trials[slots] = self._trials[slots] * keep + tried
+        self._hits[slots] = self._hits[slots] * keep + hit
+        self._all_trials = self._all_trials * keep_all + count
+        self._all_hits = self._all_hits * keep_all + hit.sum(0)
+        self.seen[slots] += 1
+        self._process = None
 
     def process_rates(self) -> FloatArray:
         """``a_i`` ``[K]`` of all requests."""
@@ -128,28 +120,16 @@ class AcceptanceStatistics:
         weight: FloatArray = PRIOR_WEIGHT / (1 + self.seen[slots] / PRIOR_FADE)
         return np.maximum(PRIOR_LEAST, weight)
 
-    def _learn(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        self._watch_runs(slots, accepted > 0)
-        tried = self._at < np.minimum(drafted, accepted + 1)[:, None]
-        hit = self._at < accepted[:, None]
-        missed = (self._at >= drafted[:, None]) & (accepted == drafted)[:, None]
-        keep = np.where(tried, 1 - 1 / MEMORY, np.where(missed, 1 - STALE, 1.0))
-        self._trials[slots] = self._trials[slots] * keep + tried
-        self._hits[slots] = self._hits[slots] * keep + hit
-        count = tried.sum(0)
-        stale = (1 - STALE / 4) ** missed.sum(0)
-        keep_all = np.where(count, (1 - 1 / PROCESS_MEMORY) ** count, stale)
-        self._all_trials = self._all_trials * keep_all + count
-        self._all_hits = self._all_hits * keep_all + hit.sum(0)
-        self.seen[slots] += 1
-        self._process = None
-
     def _watch_runs(self, slots: IntArray, hit: npt.NDArray[np.bool_]) -> None:
         """Where first positions turn out, again and again, as they should not, believe the new."""
         run = self._run[slots]
         run = np.where(hit, np.maximum(run, 0) + 1, np.minimum(run, 0) - 1)
         weight, prior = self._weight(slots), float(self.process_rates()[0])
-        rate = (self._hits[slots, 0] + weight * prior) / (self._trials[slots, 0] + weight)
+        # As it was before the run.
+        counted = np.abs(run) - 1
+        trials = np.maximum(self._trials[slots, 0] - counted, 0)
+        hits = np.clip(self._hits[slots, 0] - np.where(hit, counted, 0), 0, trials)
+        rate = (hits + weight * prior) / (trials + weight)
         likelihood = np.where(hit, rate, 1 - rate) ** np.abs(run)
         changed = (likelihood < SURPRISE) & (np.abs(run) > 1) & (self._trials[slots, 0] > 2)
         if changed.any():
@@ -158,4 +138,5 @@ class AcceptanceStatistics:
             # This outcome is counted by the caller; what came before the run is all but dropped.
             self._trials[at, 0] = length - 1
             self._hits[at, 0] = np.where(hit[changed], length - 1, 0)
+            run[changed] = 0  # the run is what is usual now
         self._run[slots] = run

@@ -36,9 +36,9 @@ LOOK, LOOK_AGAIN = 4, 256
 EVIDENT = 1.5
 #: Steps for which a choice holds, unless requests come or go or a text is found to have changed.
 HOLD = 4
-#: Where no confidence could get a token cut and all drafts were right in the last step, confidences
-#: are looked at once in so many steps, and a choice that turns out the same again holds for twice as
-#: many, up to the second number.
+#: Where no confidence could get a token cut and all drafts were right in the last step, the draft's
+#: confidences are read once in so many steps, and a choice that turns out the same again holds for
+#: twice as many, up to the second number.
 GLANCE, LONGEST_HOLD = 8, 16
 #: Drafting is tried for one step every :data:`LOOK_AGAIN` if it promises at least this share of
 #: the speed without drafts: what a verification costs may have changed since.
@@ -114,8 +114,8 @@ class AdaptiveDepth:
         self, slots: IntArray, drafted: IntArray, accepted: IntArray, beyond: IntArray
     ) -> None:
         """See :meth:`DepthPolicy.observe`."""
-        self.acceptance.observe(slots, drafted, accepted, beyond)
         tried, right = drafted + (beyond >= 0), accepted + (beyond > 0)
+        self.acceptance.observe(slots, tried, right)
         self.calibration.observe(slots, tried, right, secret=False)
         self._right = np.array_equal(right, tried)
         self._paused = None
@@ -130,7 +130,7 @@ class AdaptiveDepth:
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """See :meth:`DepthPolicy.observe_shadows`."""
-        self.acceptance.observe_shadows(slots, drafted, accepted)
+        self.acceptance.observe(slots, drafted, accepted)
         self.calibration.observe(slots, drafted, accepted, secret=True)
         self.shadows.observe(slots, accepted > 0)
         self._paused = None

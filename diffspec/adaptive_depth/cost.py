@@ -295,9 +295,11 @@ class CostModel:
         if nearest is None:
             return None
         ratio = self._seeded(rows) / self._seeded(nearest) if self._seed else 1.0
-        at = known[nearest].at(context, self._slope)
+        seconds = known[nearest].at(context, self._slope)
+        if rows < nearest:
+            return seconds * ratio
         # Without context rows may cost what they do not cost with it: more of them deserve a try.
-        return max(at, _HOPEFUL * at * ratio) if rows > nearest else at * ratio
+        return max(seconds, _HOPEFUL * seconds * ratio)
 
     def _elsewhere(self, requests: int, rows: int, context: int) -> float | None:
         """From other numbers of requests at the same rows per request, else from the seeds, else

@@ -51,9 +51,6 @@ def test_only_positions_that_were_reached_count() -> None:
     assert rates[0] > 0.95
     assert rates[1] < 0.1
     assert rates[2] <= before[2], "a position nobody reached is as good as the one before it"
-    assert statistics.drafted_at.tolist() == [20] * K
-    assert statistics.accepted_at.tolist() == [20, 0, 0, 0]
-    assert statistics.drafts == 20
 
 
 def test_the_prior_of_all_requests_fades_as_a_request_shows_its_own() -> None:
@@ -76,19 +73,23 @@ def test_a_turn_is_believed_after_a_few_outcomes() -> None:
         feed(statistics, 1, (K, 0))
     assert statistics.rates(ONE)[0, 0] < 0.05
     for _ in range(3):
-        statistics.observe_shadows(ONE, ONE, ONE)
+        statistics.observe(ONE, ONE, ONE)
     assert statistics.rates(ONE)[0, 0] > 0.6
     for _ in range(3):
         feed(statistics, 1, (K, 0))
     assert statistics.rates(ONE)[0, 0] < 0.6
 
 
-def test_shadow_drafts_are_evidence_but_no_drafts() -> None:
+def test_a_short_run_that_is_not_unusual_is_no_turn() -> None:
     statistics = AcceptanceStatistics(2, K)
-    statistics.observe_shadows(ONE, ONE, ONE)
-    assert statistics.rates(ONE)[0, 0] > FIRST_GUESS
-    assert statistics.drafts == 0
-    assert not statistics.drafted_at.any()
+    for _ in range(100):
+        feed(statistics, 1, (1, 1), (1, 0))
+    for _ in range(5):
+        feed(statistics, 1, (1, 0))
+    assert statistics.turns == 0
+    for _ in range(10):
+        feed(statistics, 1, (1, 0))
+    assert statistics.turns == 1
 
 
 def test_forgetting_a_slot_leaves_the_others_alone() -> None:

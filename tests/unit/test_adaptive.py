@@ -11,7 +11,8 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.adaptive import GLANCE, AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.policy import StepTimes
 from diffspec.adaptive_depth.shadow import WINDOW
 from diffspec.testbed.simulator import (
     MACHINES,
@@ -130,16 +131,16 @@ def test_a_draft_that_turns_bad_and_good_again(machine: Machine, seed: int) -> N
 
 LOADS = {
     "a load that ends as the draft turns wrong": (
-        0.95, (Phase(20, [0.6], load=3.0), Phase(1000, [0.0]))
+        0.98, (Phase(20, [0.6], load=3.0), Phase(1000, [0.0]))
     ),
     "a load that begins as the draft turns wrong": (
-        0.95, (Phase(20, [0.6]), Phase(1000, [0.0], load=3.0))
+        0.98, (Phase(20, [0.6]), Phase(1000, [0.0], load=3.0))
     ),
     "a load that ends as the draft turns right": (
-        0.85, (Phase(20, [0.1], load=3.0), Phase(1000, [0.95]))
+        0.9, (Phase(20, [0.1], load=3.0), Phase(1000, [0.95]))
     ),
     "loads that come and go": (
-        0.88, tuple(Phase(60, [0.5], load=load) for load in (1, 2, 1, 3, 1, 2, 1, 1.5) * 2)
+        0.93, tuple(Phase(60, [0.5], load=load) for load in (1, 2, 1, 3, 1, 2, 1, 1.5) * 2)
     ),
 }  # fmt: skip
 
@@ -209,7 +210,37 @@ def test_a_request_that_paused_keeps_what_it_has_shown() -> None:
     assert policy.acceptance.rates(slots[:1])[0, 0] < before[0, 0]
 
 
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_where_drafting_evidently_pays_no_step_is_spent_on_asking(machine: Machine) -> None:
+    right, doubtful = (
+        run(machine, Phase(40, [rate]), length=2048, depth=7) for rate in (0.99, 0.4)
+    )
+    zero = [sum(not depths.any() for depths in trace.planned) for trace in (right, doubtful)]
+    assert zero[0] == 0
+    assert zero[1] >= 3
+
+
 # -- with a draft that says how sure it is --
+
+
+def test_confidences_are_read_now_and_then_where_they_change_nothing() -> None:
+    policy, slots, room = AdaptiveDepth(1, DepthLimits(3)), np.array([0]), np.array([3])
+
+    def step(accepted: int) -> bool:
+        """Whether this step's confidences are read."""
+        depths = policy.plan(slots, np.array([100]), room).depths
+        assert depths.tolist() == [3]
+        if (gate := policy.gate(slots, depths)) is not None:
+            assert gate.cut(depths, np.full((1, 3), -0.1)).tolist() == [3]
+        policy.observe(slots, depths, np.array([accepted]), np.array([-1]))
+        policy.timed(StepTimes(1, 4, 100, True, 0.01, 0.002, 0.001, 0.001, 3, False, 0))
+        return gate is not None
+
+    first = [step(3) for _ in range(40)]
+    assert first[0], "nothing is known yet"
+    assert sum(first[-2 * GLANCE :]) == 2
+    step(0)
+    assert step(3), "one was wrong"
 
 
 def over_blind(workload: dict[str, Any], confidence: Confidence) -> tuple[float, Trace]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffspec.adaptive_depth.cost import STALE, CostModel, Estimate, bucket, buckets
-from diffspec.adaptive_depth.line import Line
+from diffspec.adaptive_depth.line import LASTING, Line
 
 
 def test_a_line_through_noisy_samples() -> None:
@@ -41,13 +41,25 @@ def test_outliers_and_the_first_run_hardly_move_a_line() -> None:
     assert line.at(100) == pytest.approx(10, rel=0.1)
 
 
-def test_a_lasting_change_is_followed() -> None:
+@pytest.mark.parametrize("after", [3.0, 20.0])
+def test_a_lasting_change_is_followed_at_once(after: float) -> None:
     line = Line()
     for _ in range(200):
         line.add(100, 10.0)
-    for _ in range(150):
-        line.add(100, 20.0)
-    assert line.at(100) == pytest.approx(20, rel=0.05)
+    for _ in range(LASTING - 1):
+        line.add(100, after)
+    assert line.at(100) == pytest.approx(10, rel=0.15), "these may be outliers"
+    line.add(100, after)
+    assert line.at(100) == pytest.approx(after, rel=0.05)
+
+
+def test_a_change_is_taken_for_no_more_than_all_of_its_samples_say() -> None:
+    line = Line()
+    for _ in range(200):
+        line.add(100, 10.0)
+    for seconds in (90.0, 20.0, 50.0, 30.0):
+        line.add(100, seconds)
+    assert 15 < line.at(100) < 25
 
 
 @given(st.integers(1, 5000))
@@ -111,6 +123,23 @@ def test_seeds_give_a_shape_until_there_is_more() -> None:
     shallower = model.verify(1, 1, 5000)
     assert shallower is not None
     assert shallower.seconds == pytest.approx(0.020, rel=0.02), "half of it, as without context"
+
+
+def test_a_seed_that_was_disturbed_does_not_make_fewer_rows_dear() -> None:
+    model = CostModel()
+    for rows, seconds in ((1, 0.01), (2, 0.011), (4, 0.030), (8, 0.012)):
+        model.seed(rows, seconds)
+    assert found(model, 1, 4).seconds == pytest.approx(0.012)
+
+
+def test_more_rows_than_were_ever_verified_deserve_a_try() -> None:
+    """Their seeds were measured without context, where rows cost what they do not cost with it."""
+    model = CostModel()
+    for rows in range(1, 9):
+        model.seed(rows, 0.01 * (1 + rows / 20))
+    known(model, 1, 6, 8000, 0.05)
+    known_cost, more = found(model, 1, 6, 8000).seconds, found(model, 1, 8, 8000).seconds
+    assert known_cost <= more < 0.05 * 1.4 / 1.3
 
 
 def test_one_slow_first_sample_does_not_condemn_an_entry() -> None:
@@ -230,6 +259,21 @@ def test_fewer_rows_are_never_taken_to_cost_more() -> None:
         costs[monotonic] = found(model, 1, 1).seconds
     assert costs[True] <= 0.031
     assert costs[False] > 0.06
+
+
+def test_what_cannot_be_is_not_known_and_learnt_anew() -> None:
+    """Seen under a load, while more rows cost less since."""
+    model = CostModel()
+    for _ in range(20):
+        model.observe_verify(1, 1, 1000, 0.06)
+    assert found(model, 1, 1).seen
+    for _ in range(10):
+        model.observe_verify(1, 3, 1000, 0.03)
+    assert not found(model, 1, 1).seen
+    for _ in range(3):
+        model.observe_verify(1, 1, 1000, 0.02)
+    assert found(model, 1, 1).seen
+    assert found(model, 1, 1).seconds == pytest.approx(0.02, rel=0.1)
 
 
 def test_an_entry_that_was_not_touched_for_long_is_doubted_and_then_forgotten() -> None:
