@@ -101,8 +101,8 @@ class AdaptiveDepth:
         self._steps = self._looked = self._tried = self._aged = 0
         # Whether the last step only decoded: others teach nothing about costs.
         self._decoding = False
-        # The last plan in which everybody drafted, for whom, when, and after how many turns.
-        self._held: Plan | None = None
+        # The last choice to draft, for whom, when, and after how many turns.
+        self._held: IntArray | None = None
         self._held_slots = np.zeros(0, dtype=np.int64)
         self._held_at = self._held_turns = 0
         self._hold = HOLD
@@ -191,8 +191,8 @@ class AdaptiveDepth:
         self._steps += 1
         if self._still_paused(slots):
             return self._done(slots, none, room)
-        if (plan := self._still_held(slots, room)) is not None:
-            return plan
+        if self._held is not None and self._still_held(slots, self._held, room):
+            return self._plan_of(slots, self._held, room)
         caps = self._caps(slots, lengths, room)
         load = len(slots) + others, int(lengths.sum()) + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
@@ -326,17 +326,14 @@ class AdaptiveDepth:
         best = choose_uniform(gains, caps, cost, positive)
         return best if best.rate >= NEARLY * zero.rate else None
 
-    def _still_held(self, slots: IntArray, room: IntArray) -> Plan | None:
-        """The last plan, if everybody drafted and nothing speaks against doing so again."""
-        if (
-            self._held is None
-            or self._steps - self._held_at >= self._hold
-            or self._held_turns != self.acceptance.turns
-            or not np.array_equal(self._held_slots, slots)
-            or (room < self._held.depths).any()
-        ):
-            return None
-        return self._held
+    def _still_held(self, slots: IntArray, depths: IntArray, room: IntArray) -> bool:
+        """Whether nothing speaks against the last choice."""
+        return (
+            self._steps - self._held_at < self._hold
+            and self._held_turns == self.acceptance.turns
+            and np.array_equal(self._held_slots, slots)
+            and not (room < depths).any()
+        )
 
     @property
     def _certain(self) -> bool:
@@ -345,16 +342,16 @@ class AdaptiveDepth:
         return self._uncut and self._right
 
     def _hold_on(self, slots: IntArray, depths: IntArray) -> None:
-        """Everybody drafts: do so again for a while."""
+        """Do so again for a while."""
         again = (
             self._certain
             and self._held is not None
             and np.array_equal(self._held_slots, slots)
-            and np.array_equal(self._held.depths, depths)
+            and np.array_equal(self._held, depths)
             and self._held_turns == self.acceptance.turns
         )
         self._hold = min(2 * self._hold, LONGEST_HOLD) if again else HOLD
-        self._held, self._held_slots = Plan(depths, np.zeros_like(depths)), slots.copy()
+        self._held, self._held_slots = depths, slots.copy()
         self._held_at, self._held_turns = self._steps, self.acceptance.turns
 
     def _still_paused(self, slots: IntArray) -> bool:
@@ -388,23 +385,27 @@ class AdaptiveDepth:
 
     def _done(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
         self._last[slots] = depths
-        idle = depths == 0
-        if not idle.any():
+        if depths.any():
             self._hold_on(slots, depths)
-            self.shadows.drafting(slots)
-            return Plan(depths, np.zeros_like(depths))
-        self._held = None
-        self.shadows.drafting(slots[~idle])
+        else:
+            self._held = None
+        return self._plan_of(slots, depths, room)
+
+    def _plan_of(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
+        """The plan of these ``depths``: those who draft nothing may draft in secret, or rest."""
+        idle = depths == 0
         shadows = np.zeros_like(depths)
+        self.shadows.drafting(slots[~idle])
+        if not idle.any():
+            return Plan(depths, shadows)
         if idle.all() and (rest := self._rest(slots)) > 0:
             self.shadows.rested(slots, 1)
             return Plan(depths, shadows, rest=rest - 1)
-        if idle.any():
-            # A draft whose first token is often right may be right further on, too.
-            first = self.acceptance.rates(slots[idle])[:, 0]
-            wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
-            due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
-            shadows[idle] = np.where(due, wanted, 0)
+        # A draft whose first token is often right may be right further on, too.
+        first = self.acceptance.rates(slots[idle])[:, 0]
+        wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
+        due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
+        shadows[idle] = np.where(due, wanted, 0)
         rest = 0
         if idle.all() and not shadows.any():  # refused: the next one is due later
             rest = max(0, min(self._rest(slots), LAST_GAP - 1 - self._steps + self._paused_at))
