@@ -98,8 +98,8 @@ class CostModel:
         self._shadow = Line()
         #: A draft step: the slope of proposing until depths have varied.
         self._draft_step = Line()
-        #: A rebuild, on average: an excess over a noisy line, which may well be below 0 once.
-        self._rebuild = 0.0
+        #: Proposing where a working cache was rebuilt, and how often that is.
+        self._rebuilding: dict[int, Line] = {}
         self._rebuild_rate = 0.0
 
     # Learning.
@@ -167,14 +167,11 @@ class CostModel:
             return
         if shadow:  # a mixture of both
             return
-        line = self._now(self._propose.setdefault(bucket(requests), Line()))
         self._rebuild_rate += _NEW * (rebuilt - self._rebuild_rate)
         self._now(self._draft_step).add(1, chain / depth)
-        if not rebuilt:
-            line.add(depth, seconds, self._draft_step.at(1))
-        elif line.count >= ENOUGH:
-            usual = line.at(depth, self._draft_step.at(1))
-            self._rebuild += _NEW * (seconds - usual - self._rebuild)
+        lines = self._rebuilding if rebuilt else self._propose
+        line = self._now(lines.setdefault(bucket(requests), Line()))
+        line.add(depth, seconds, self._draft_step.at(1))
 
     def observe_gap(self, seconds: float) -> None:
         """Time between two steps, while there was work."""
@@ -199,8 +196,11 @@ class CostModel:
         """Seconds of proposing, rebuilding included at its present frequency."""
         if depth == 0:
             return self._nearest(self._idle, requests, 1)
-        drafting = self._nearest(self._propose, requests, depth, self._now(self._draft_step).at(1))
-        return drafting + self._rebuild_rate * max(self._rebuild, 0.0)
+        slope, share = self._now(self._draft_step).at(1), self._rebuild_rate
+        # Where only one of both was ever seen, it has to stand for the other.
+        plain = self._nearest(self._propose or self._rebuilding, requests, depth, slope)
+        rebuilding = self._nearest(self._rebuilding or self._propose, requests, depth, slope)
+        return (1 - share) * plain + share * max(rebuilding, plain)
 
     def shadow(self, depth: int) -> float | None:
         """Seconds that a shadow chain of ``depth`` tokens adds to a step without drafts; None

@@ -181,6 +181,16 @@ def test_proposing_by_depth_with_rebuilds_at_their_frequency() -> None:
     assert model.shadow(1) == pytest.approx(0.002)
 
 
+def test_proposing_where_every_step_rebuilds() -> None:
+    """In a batch some working cache is due at nearly every step."""
+    model = CostModel()
+    for _ in range(20):
+        model.observe_propose(1, 3, 0.004, chain=0.003, rebuilt=False, shadow=0)
+    for _ in range(60):
+        model.observe_propose(4, 3, 0.012, chain=0.008, rebuilt=True, shadow=0)
+    assert model.propose(4, 3) == pytest.approx(0.012, rel=0.05)
+
+
 def test_the_table_can_be_read() -> None:
     model = CostModel()
     known(model, 1, 4, 8000, 0.042)
