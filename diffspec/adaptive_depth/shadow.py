@@ -7,6 +7,8 @@ has become good again is noticed for the price of a draft step or a few, and of 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +19,8 @@ from diffspec.adaptive_depth.policy import IntArray
 SHARE, WINDOW = 0.018, 256
 #: Share that may be taken without a hit: the rest is kept for what follows the first one.
 ROUTINE = 0.012
-#: Steps between shadow drafts of one request: at first, after a hit, and at most.
+#: Steps between shadow drafts of one request: at first, after a hit, and at most, unless they cost
+#: so much that they have to be rarer.
 FIRST_GAP, HIT_GAP, LAST_GAP = 4, 2, 32
 #: Steps after which a shadow draft that could not be afforded is asked about again; after a hit
 #: :data:`FIRST_GAP`.
@@ -41,6 +44,8 @@ class ShadowDrafts:
         self._steps = np.zeros(WINDOW)
         self._spent = np.zeros(WINDOW)
         self._at = self._count = 0
+        # Steps between any two at which all who wait can go on for ever.
+        self._even = 1
         self._sum_steps = self._sum_spent = self._recent = 0.0
 
     def due(
@@ -55,11 +60,17 @@ class ShadowDrafts:
         """
         self._since[slots] += 1
         waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._gap[slots]
+        if not waiting.any():
+            return waiting
         hopeful = bool((self._gap[slots[waiting]] == HIT_GAP).any())
-        if waiting.any() and not self._affordable(seconds, SHARE if hopeful else ROUTINE):
+        usual = self._usual()
+        cost = GUESS * usual if seconds is None else seconds
+        if not self._affordable(cost, usual, SHARE if hopeful else ROUTINE):
             later = FIRST_GAP if hopeful else LATER
             self._since[slots[waiting]] = self._gap[slots[waiting]] - later
             waiting[:] = False
+            return waiting
+        self._even = math.ceil(cost * len(slots) / (ROUTINE * usual))
         self._since[slots[waiting]] = 1 - wanted[waiting]
         return waiting
 
@@ -77,7 +88,7 @@ class ShadowDrafts:
 
     def observe(self, slots: IntArray, hit: npt.NDArray[np.bool_]) -> None:
         """What became of shadow drafts ``[m]``."""
-        longer = np.minimum(2 * self._gap[slots], LAST_GAP)
+        longer = np.maximum(np.minimum(2 * self._gap[slots], LAST_GAP), self._even)
         self._gap[slots] = np.where(hit, HIT_GAP, longer)
 
     def step(self, seconds: float, spent: float) -> None:
@@ -98,12 +109,12 @@ class ShadowDrafts:
         """The request in ``slot`` has ended."""
         self._gap[slot], self._since[slot] = FIRST_GAP, 0
 
-    def _affordable(self, seconds: float | None, share: float) -> bool:
-        if not self._count:
-            return False
-        usual = min(self._sum_steps / self._count, self._recent)
-        cost = GUESS * usual if seconds is None else seconds
+    def _usual(self) -> float:
+        """Seconds of a step lately; 0 before the first."""
+        return min(self._sum_steps / self._count, self._recent) if self._count else 0.0
+
+    def _affordable(self, cost: float, usual: float, share: float) -> bool:
         # The oldest step leaves the window as this one enters it.
         oldest = self._at if self._count == WINDOW else None
         spent = self._sum_spent - (self._spent[oldest] if oldest is not None else 0.0)
-        return bool(spent + cost <= share * usual * WINDOW)
+        return bool(usual and spent + cost <= share * usual * WINDOW)
