@@ -262,17 +262,16 @@ class AdaptiveDepth:
     def _cost(self, requests: int, context: int, others: int = 0) -> StepCost | None:
         """What steps of so many requests cost, ``others`` of which draft nothing; None if nothing
         at all is known of that."""
-        model = self.cost
-        if model.verify(requests, requests, context) is None:
+        load, gap = self.cost.load(requests, context), self.cost.gap()
+        if load.verify(requests) is None:
             return None
-        gap = model.gap()
 
         def verify(drafted: int) -> float:
-            estimate = model.verify(requests, requests + drafted, context)
+            estimate = load.verify(requests + drafted)
             assert estimate is not None  # as above: something is known of these requests
             return estimate.seconds + gap
 
-        return StepCost(verify, partial(model.propose, requests), others)
+        return StepCost(verify, partial(self.cost.propose, requests), others)
 
     def _outlook(self, slots: IntArray, cost: StepCost) -> Outlook:
         bins, limits = self.calibration.scenarios(slots), self.limits

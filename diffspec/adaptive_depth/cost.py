@@ -9,29 +9,20 @@ never measured is estimated from its neighbours and says so.
 from __future__ import annotations
 
 import functools
-import math
-from dataclasses import dataclass
 
 import numpy as np
 
-from diffspec.adaptive_depth.line import ENOUGH, FIRST_SPREAD, Line
+from diffspec.adaptive_depth.line import ENOUGH, Line
+from diffspec.adaptive_depth.load import MOVED, WELL_KNOWN, Entry, Estimate, Load, outdated
 from diffspec.adaptive_depth.policy import IntArray
 
 #: Counts above this share entries: an eighth apart there, which bounds the table.
 EXACT = 16
-#: Doubts by which a measured entry is taken to be faster than its samples say: an entry with few
-#: or scattered samples is tried again before it is given up.
-HOPE = 1.5
-#: What an entry without samples is taken to cost, as a share of what its shape hints at.
-_HOPEFUL = 1 - HOPE * FIRST_SPREAD
-#: Samples from which a change of an entry is taken for a change of the machine's pace.
-WELL_KNOWN = 4
 #: Steps after which an entry that none of them touched is doubted, and twice as many each time it
 #: turns out to be as it was.
 STALE, MOST_STALE = 256, 4096
-#: Most votes of the entry that tells the pace, and the change of pace from which what was seen
-#: before is doubted.
-VOTES, _MOVED = 32, 0.1
+#: Most votes of the entry that tells the pace.
+VOTES = 32
 #: Weight of a new sample in plain averages.
 _NEW = 1 / 16
 
@@ -52,19 +43,6 @@ def _bucket_table(bits: int) -> IntArray:
 def buckets(size: int) -> IntArray:
     """:func:`bucket` of at least all counts below ``size``, as an array."""
     return _bucket_table(max(size, 256).bit_length())
-
-
-def _hopeful(line: Line, x: float, slope: float) -> float:
-    value = line.at(x, slope)
-    return max(value - HOPE * line.doubt(), 0.7 * value)
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds; ``seen`` if they were measured near the asked point, else they are a guess."""
-
-    seconds: float
-    seen: bool
 
 
 class CostModel:
@@ -123,10 +101,11 @@ class CostModel:
         if stale:
             same = seconds > 0.9 * before
             self._patience[at] = min(2 * self._patience_of(at), MOST_STALE) if same else STALE
-        if stale or self._outdated(before, self._most(at, context)):
+        since = self._clock - line.seen  # in one step nobody can have shown that it is wrong
+        if stale or (since > 1 and outdated(before, self.load(requests, context).most(rows))):
             line = entries[at[1]] = Line()
             line.pace = line.learnt = self._pace
-        if abs(self._pace - line.learnt) > _MOVED * line.learnt:
+        if abs(self._pace - line.learnt) > MOVED * line.learnt:
             line.count = min(line.count, WELL_KNOWN)  # how it moved was a guess
         paces = at == self._vote(at) and line.count > WELL_KNOWN and line.settled(context)
         line.add(context, seconds, self._slope)
@@ -183,14 +162,33 @@ class CostModel:
         """Seconds between two steps."""
         return self._now(self._gap).at(1)
 
+    def load(self, requests: int, context: int) -> Load:
+        """What verifying takes for so many requests of ``context`` tokens in all."""
+        b = bucket(requests)
+        entries = [
+            Entry(
+                rows,
+                line.count,
+                line.seen,
+                line.knows(context),
+                self._stale((b, rows), line),
+                self._now(line).at(context, self._slope),
+                line.doubt(),
+            )
+            for rows, line in self._verify.get(b, {}).items()
+            if line.count
+        ]
+        return Load(
+            entries,
+            bucket=bucket,
+            seeded=self._seeded if self._seed else None,
+            elsewhere=lambda rows: self._elsewhere(requests, rows, context),
+            monotonic=self._monotonic,
+        )
+
     def verify(self, requests: int, rows: int, context: int) -> Estimate | None:
-        """Verifying ``rows`` rows."""
-        entries = self._verify.get(bucket(requests), {})
-        estimate = self._estimate(entries, requests, rows, context)
-        at = bucket(requests), bucket(rows)
-        if estimate is None or (most := self._most(at, context)) >= estimate.seconds:
-            return estimate
-        return Estimate(most, estimate.seen and not self._outdated(estimate.seconds, most))
+        """Verifying ``rows`` rows; None if nothing at all is known."""
+        return self.load(requests, context).verify(rows)
 
     def propose(self, requests: int, depth: int) -> float:
         """Seconds of proposing, rebuilding included at its present frequency."""
@@ -239,67 +237,8 @@ class CostModel:
         waited = self._clock - line.seen
         return at[1] > at[0] and line.count >= ENOUGH and waited > self._patience_of(at)
 
-    def _most(self, at: tuple[int, int], context: int) -> float:
-        """Seconds that the entry ``at`` can take at most: what larger ones took here since."""
-        if not self._monotonic:
-            return math.inf
-        (b, rows), entries = at, self._verify.get(at[0], {})
-        since = entries[rows].seen if rows in entries else 0
-        larger = (
-            self._now(line).at(context, self._slope) + line.doubt()
-            for r, line in entries.items()
-            if r > rows and line.count > WELL_KNOWN and line.seen > since
-            if line.knows(context) and not self._stale((b, r), line)
-        )
-        return min(larger, default=math.inf)
-
-    @staticmethod
-    def _outdated(seconds: float, most: float) -> bool:
-        """Whether an entry says so much more than it can take that it was seen at another pace."""
-        return most < (1 - _MOVED) * seconds
-
     def _patience_of(self, at: tuple[int, int]) -> int:
         return self._patience.get(at, STALE)
-
-    def _estimate(
-        self, entries: dict[int, Line], requests: int, rows: int, context: int
-    ) -> Estimate | None:
-        at = bucket(requests), bucket(rows)
-        line = entries.get(at[1])
-        stale = line is not None and self._stale(at, line)
-        if line and self._now(line).knows(context) and not stale:
-            return Estimate(_hopeful(line, context, self._slope), seen=True)
-        guess = self._guess(entries, at, context)
-        if line and line.count:
-            own = _hopeful(line, context, self._slope)
-            if guess is not None and (stale or line.count < ENOUGH):
-                own = min(own, guess)
-            return Estimate(own, seen=False)
-        if guess is None:
-            guess = self._elsewhere(requests, rows, context)
-        return None if guess is None else Estimate(guess, seen=False)
-
-    def _guess(self, entries: dict[int, Line], at: tuple[int, int], context: int) -> float | None:
-        """From other row counts of the same requests: between two known ones along the straight
-        line, beyond them along the seeds. The first invites a try wherever the truth is a step."""
-        b, rows = at
-        others = {r: line for r, line in entries.items() if line.count >= ENOUGH and r != rows}
-        fresh = {r: line for r, line in others.items() if not self._stale((b, r), line)}
-        known = {r: self._now(line) for r, line in (fresh or others).items()}
-        below = max((r for r in known if r < rows), default=None)
-        above = min((r for r in known if r > rows), default=None)
-        if below is not None and above is not None:
-            low, high = (known[r].at(context, self._slope) for r in (below, above))
-            return low + (high - low) * (rows - below) / (above - below)
-        nearest = below if below is not None else above
-        if nearest is None:
-            return None
-        ratio = self._seeded(rows) / self._seeded(nearest) if self._seed else 1.0
-        seconds = known[nearest].at(context, self._slope)
-        if rows < nearest:
-            return seconds * ratio
-        # Without context rows may cost what they do not cost with it: more of them deserve a try.
-        return max(seconds, _HOPEFUL * seconds * ratio)
 
     def _elsewhere(self, requests: int, rows: int, context: int) -> float | None:
         """From other numbers of requests at the same rows per request, else from the seeds, else

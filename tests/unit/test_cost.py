@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffspec.adaptive_depth.cost import STALE, CostModel, Estimate, bucket, buckets
+from diffspec.adaptive_depth.cost import STALE, CostModel, bucket, buckets
 from diffspec.adaptive_depth.line import LASTING, Line
+from diffspec.adaptive_depth.load import Estimate
 
 
 def test_a_line_through_noisy_samples() -> None:
