@@ -126,7 +126,7 @@ class AcceptanceStatistics:
         run = np.where(hit, np.maximum(run, 0) + 1, np.minimum(run, 0) - 1)
         weight, prior = self._weight(slots), float(self.process_rates()[0])
         # As it was before the run.
-        counted = np.abs(run) - 1
+        counted = MEMORY * (1 - (1 - 1 / MEMORY) ** (np.abs(run) - 1))
         trials = np.maximum(self._trials[slots, 0] - counted, 0)
         hits = np.clip(self._hits[slots, 0] - np.where(hit, counted, 0), 0, trials)
         rate = (hits + weight * prior) / (trials + weight)

@@ -13,6 +13,7 @@ from diffspec.adaptive_depth.acceptance import FIRST_GUESS, AcceptanceStatistics
 from diffspec.adaptive_depth.choice import (
     Choice,
     StepCost,
+    break_even,
     choose,
     choose_uniform,
     evaluate,
@@ -22,7 +23,8 @@ from diffspec.adaptive_depth.confidence import Calibration
 from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.early import Gate, Outlook, Prices
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
-from diffspec.adaptive_depth.shadow import GUESS, LAST_GAP, ShadowDrafts
+from diffspec.adaptive_depth.shadow import GUESS, ShadowDrafts
+from diffspec.adaptive_depth.standing import Standing
 
 #: By how much another choice must promise to be better before it is taken: between depths, and
 #: for drafting at all after not drafting.
@@ -31,16 +33,13 @@ SWITCH, RESUME = 1.01, 1.03
 NEW = 4
 #: Steps between two looks at a step without drafts that is not known, and at one that is.
 LOOK, LOOK_AGAIN = 4, 256
-#: How much faster drafting may promise to be before the first are put off: by the fourth power of
-#: what is beyond.
+#: How much faster drafting may promise to be before looks at what is not known are put off: by the
+#: fourth power of what is beyond.
 EVIDENT = 1.5
-#: Steps for which a choice holds, unless requests come or go or a text is found to have changed.
-HOLD = 4
 #: Where no confidence could get a token cut and all drafts were right in the last step, the draft's
-#: confidences are read once in so many steps, and a choice that turns out the same again holds for
-#: twice as many, up to the second number.
-GLANCE, LONGEST_HOLD = 8, 16
-#: Drafting is tried for one step every :data:`LOOK_AGAIN` if it promises at least this share of
+#: confidences are read once in so many steps.
+GLANCE = 8
+#: Drafting is tried every :data:`LOOK_AGAIN` if it promises at least this share of
 #: the speed without drafts: what a verification costs may have changed since.
 NEARLY = 0.85
 #: Steps without drafts after which what is known of drafting steps is doubted: it may come from a
@@ -101,14 +100,7 @@ class AdaptiveDepth:
         self._steps = self._looked = self._tried = self._aged = 0
         # Whether the last step only decoded: others teach nothing about costs.
         self._decoding = False
-        # The last choice to draft, for whom, when, and after how many turns.
-        self._held: IntArray | None = None
-        self._held_slots = np.zeros(0, dtype=np.int64)
-        self._held_at = self._held_turns = 0
-        self._hold = HOLD
-        # Slots whose pause stands until there is news of them, and since when.
-        self._paused: IntArray | None = None
-        self._paused_at = 0
+        self._standing = Standing()
 
     def observe(
         self, slots: IntArray, drafted: IntArray, accepted: IntArray, beyond: IntArray
@@ -118,7 +110,7 @@ class AdaptiveDepth:
         self.acceptance.observe(slots, tried, right)
         self.calibration.observe(slots, tried, right, secret=False)
         self._right = np.array_equal(right, tried)
-        self._paused = None
+        self._standing.news()
 
     def gate(self, slots: IntArray, planned: IntArray) -> Gate | None:
         """See :meth:`DepthPolicy.gate`."""
@@ -133,7 +125,7 @@ class AdaptiveDepth:
         self.acceptance.observe(slots, drafted, accepted)
         self.calibration.observe(slots, drafted, accepted, secret=True)
         self.shadows.observe(slots, accepted > 0)
-        self._paused = None
+        self._standing.news()
 
     def timed(self, times: StepTimes) -> None:
         """See :meth:`DepthPolicy.timed`."""
@@ -173,7 +165,8 @@ class AdaptiveDepth:
         self.shadows.forget(slot)
         self.calibration.forget(slot)
         self._last[slot] = -1
-        self._paused = self._held = None
+        self._right = False
+        self._standing.forget()
 
     def plan(
         self,
@@ -189,10 +182,13 @@ class AdaptiveDepth:
         if not len(slots):
             return Plan(none, none)
         self._steps += 1
-        if self._still_paused(slots):
+        if self._standing.pauses(slots, step=self._steps):
             return self._done(slots, none, room)
-        if self._held is not None and self._still_held(slots, self._held, room):
-            return self._plan_of(slots, self._held, room)
+        turns = self.acceptance.turns
+        calm = self._certain
+        held = self._standing.held(slots, room, step=self._steps, turns=turns, calm=calm)
+        if held is not None:
+            return self._plan_of(slots, held, room)
         caps = self._caps(slots, lengths, room)
         load = len(slots) + others, int(lengths.sum()) + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
@@ -206,8 +202,9 @@ class AdaptiveDepth:
         limit = caps if self.limits.allowed is None else room
         outlook = self._outlook(slots, cost)
         choice = self._choose(slots, gains, limit, cost, zero, outlook)
-        if self._must_look(load, choice, zero):
+        if self._must_look(cost, choice, zero):
             self._looked = self._steps
+            self._standing.drop()
             return Plan(np.zeros_like(caps), none, measuring=True)
         # Drafting that is known to be worse is tried for what its verification costs.
         if choice.depths.any() and (self.limits.least or choice.rate >= zero.rate):
@@ -215,7 +212,7 @@ class AdaptiveDepth:
             worst = gains_of(self._table[slots].min(-1))[None]
             self._uncut = np.array_equal(prices.submit(worst, choice.depths)[0], choice.depths)
         if not choice.depths.any():
-            self._paused, self._paused_at = slots.copy(), self._steps
+            self._standing.pause(slots, step=self._steps)
         return self._done(slots, choice.depths, room)
 
     def gauges(self, requests: int, context: int) -> Mapping[str, float]:
@@ -231,19 +228,7 @@ class AdaptiveDepth:
             context: sum of their lengths, tokens.
         """
         cost = self._cost(requests, context)
-        if cost is None:
-            return float("nan")
-        low, high = 0.0, 1.0
-        zero, caps = requests / cost(0, 0), np.full(requests, self.limits.depth)
-        for _ in range(10):
-            middle = (low + high) / 2
-            gains = gains_of(np.full((requests, self.limits.depth), middle))
-            pays = max(
-                evaluate(gains, np.minimum(caps, depth), cost).rate
-                for depth in range(1, self.limits.depth + 1)
-            )
-            low, high = (low, middle) if pays > zero else (middle, high)
-        return high
+        return float("nan") if cost is None else break_even(cost, requests, self.limits.depth)
 
     # Steps of a plan.
 
@@ -263,7 +248,7 @@ class AdaptiveDepth:
         """What steps of so many requests cost, ``others`` of which draft nothing; None if nothing
         at all is known of that."""
         load, gap = self.cost.load(requests, context), self.cost.gap()
-        if load.verify(requests) is None:
+        if (without := load.verify(requests)) is None:
             return None
 
         def verify(drafted: int) -> float:
@@ -271,7 +256,7 @@ class AdaptiveDepth:
             assert estimate is not None  # as above: something is known of these requests
             return estimate.seconds + gap
 
-        return StepCost(verify, partial(self.cost.propose, requests), others)
+        return StepCost(verify, partial(self.cost.propose, requests), others, without.seen)
 
     def _outlook(self, slots: IntArray, cost: StepCost) -> Outlook:
         bins, limits = self.calibration.scenarios(slots), self.limits
@@ -325,69 +310,30 @@ class AdaptiveDepth:
         best = choose_uniform(gains, caps, cost, positive)
         return best if best.rate >= NEARLY * zero.rate else None
 
-    def _still_held(self, slots: IntArray, depths: IntArray, room: IntArray) -> bool:
-        """Whether nothing speaks against the last choice."""
-        return (
-            self._steps - self._held_at < self._hold
-            and self._held_turns == self.acceptance.turns
-            and np.array_equal(self._held_slots, slots)
-            and not (room < depths).any()
-        )
-
     @property
     def _certain(self) -> bool:
         """Whether there is nothing to learn for the moment: all drafts are right, and no doubt of
         the draft's would change anything."""
         return self._uncut and self._right
 
-    def _hold_on(self, slots: IntArray, depths: IntArray) -> None:
-        """Do so again for a while."""
-        again = (
-            self._certain
-            and self._held is not None
-            and np.array_equal(self._held_slots, slots)
-            and np.array_equal(self._held, depths)
-            and self._held_turns == self.acceptance.turns
-        )
-        self._hold = min(2 * self._hold, LONGEST_HOLD) if again else HOLD
-        self._held, self._held_slots = depths, slots.copy()
-        self._held_at, self._held_turns = self._steps, self.acceptance.turns
-
-    def _still_paused(self, slots: IntArray) -> bool:
-        """Whether the same requests drafted nothing in the last step and nothing is new; looked
-        at afresh now and then, as contexts grow."""
-        return (
-            self._paused is not None
-            and self._steps - self._paused_at < LAST_GAP
-            and np.array_equal(self._paused, slots)
-        )
-
     def _rest(self, slots: IntArray) -> int:
         """Steps, this one included, until a look at these paused requests is due."""
-        if self._paused is None:
-            return 0
-        looked = LAST_GAP - (self._steps - self._paused_at)
-        return min(looked, self.shadows.until_due(slots))
+        return min(self._standing.look_in(self._steps), self.shadows.until_due(slots))
 
-    def _must_look(self, load: tuple[int, int], choice: Choice, zero: Choice) -> bool:
-        """Whether this step should draft nothing, only to see what a step without drafts costs
-        with such a ``load``: requests, and the sum of their lengths."""
+    def _must_look(self, cost: StepCost, choice: Choice, zero: Choice) -> bool:
+        """Whether this step should draft nothing, only to see what that costs."""
         if self.limits.least or not choice.depths.any() or not self._decoding:
             return False
         if self.limits.allowed is not None and 0 not in self.limits.allowed:
             return False
-        waited = self._steps - self._looked
-        estimate = self.cost.verify(load[0], load[0], load[1])
-        known = estimate is not None and estimate.seen
         unknown = LOOK * max(1.0, choice.rate / (EVIDENT * zero.rate)) ** 4
-        return waited >= (LOOK_AGAIN if known else unknown)
+        wait = LOOK_AGAIN if cost.known else min(unknown, LOOK_AGAIN)
+        return self._steps - self._looked >= wait
 
     def _done(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
         self._last[slots] = depths
-        if depths.any():
-            self._hold_on(slots, depths)
-        else:
-            self._held = None
+        turns, calm = self.acceptance.turns, self._certain
+        self._standing.take(slots, depths, step=self._steps, turns=turns, calm=calm)
         return self._plan_of(slots, depths, room)
 
     def _plan_of(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
@@ -407,5 +353,5 @@ class AdaptiveDepth:
         shadows[idle] = np.where(due, wanted, 0)
         rest = 0
         if idle.all() and not shadows.any():  # refused: the next one is due later
-            rest = max(0, min(self._rest(slots), LAST_GAP - 1 - self._steps + self._paused_at))
+            rest = max(0, min(self._rest(slots), self._standing.look_in(self._steps) - 1))
         return Plan(depths, np.minimum(shadows, room), rest=rest)

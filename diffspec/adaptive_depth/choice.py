@@ -24,11 +24,13 @@ from diffspec.adaptive_depth.policy import IntArray
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step of some requests: ``verify(drafted tokens in all)`` and
-    ``propose(deepest chain)``. ``others`` requests beside those chosen for decode in it, too."""
+    ``propose(deepest chain)``. ``others`` requests beside those chosen for decode in it, too;
+    ``known`` if a step without drafts was measured near here."""
 
     verify: Callable[[int], float]
     propose: Callable[[int], float]
     others: int = 0
+    known: bool = True
 
     def __call__(self, drafted: int, deepest: int) -> float:
         """The whole step."""
@@ -104,6 +106,20 @@ def choose_uniform(
     all: a host that captured graphs for these alone. Caps cut a request's own depth."""
     choices = [evaluate(gains, np.minimum(caps, depth), cost) for depth in allowed]
     return max(choices, key=lambda choice: choice.rate)
+
+
+def break_even(cost: StepCost, requests: int, depth: int) -> float:
+    """Acceptance per token, the same for all ``requests`` at all of ``depth`` positions, from which
+    drafting beats not drafting."""
+    low, high = 0.0, 1.0
+    zero, caps = requests / cost(0, 0), np.full(requests, depth)
+    for _ in range(10):
+        middle = (low + high) / 2
+        gains = gains_of(np.full((requests, depth), middle))
+        depths = (np.minimum(caps, limit) for limit in range(1, depth + 1))
+        pays = max(evaluate(gains, chosen, cost).rate for chosen in depths)
+        low, high = (low, middle) if pays > zero else (middle, high)
+    return high
 
 
 def verify_times(b: int, most: int, cost: StepCost) -> FloatArray:

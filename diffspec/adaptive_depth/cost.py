@@ -13,7 +13,7 @@ import functools
 import numpy as np
 
 from diffspec.adaptive_depth.line import ENOUGH, Line
-from diffspec.adaptive_depth.load import MOVED, WELL_KNOWN, Entry, Estimate, Load, outdated
+from diffspec.adaptive_depth.load import MOVED, WELL_KNOWN, Entry, Load, outdated
 from diffspec.adaptive_depth.policy import IntArray
 
 #: Counts above this share entries: an eighth apart there, which bounds the table.
@@ -21,6 +21,8 @@ EXACT = 16
 #: Steps after which an entry that none of them touched is doubted, and twice as many each time it
 #: turns out to be as it was.
 STALE, MOST_STALE = 256, 4096
+#: Steps for which it is believed that an entry does take more than larger ones.
+FIRM = 64
 #: Most votes of the entry that tells the pace.
 VOTES = 32
 #: Weight of a new sample in plain averages.
@@ -102,7 +104,10 @@ class CostModel:
             same = seconds > 0.9 * before
             self._patience[at] = min(2 * self._patience_of(at), MOST_STALE) if same else STALE
         since = self._clock - line.seen  # in one step nobody can have shown that it is wrong
-        if stale or (since > 1 and outdated(before, self.load(requests, context).most(rows))):
+        wrong = since > 1 and outdated(before, self.load(requests, context).most(rows))
+        if wrong and seconds > (1 - MOVED) * before:
+            wrong, line.firm = False, self._clock + FIRM
+        if stale or wrong:
             line = entries[at[1]] = Line()
             line.pace = line.learnt = self._pace
         if abs(self._pace - line.learnt) > MOVED * line.learnt:
@@ -172,6 +177,7 @@ class CostModel:
                 line.seen,
                 line.knows(context),
                 self._stale((b, rows), line),
+                line.firm > self._clock,
                 self._now(line).at(context, self._slope),
                 line.doubt(),
             )
@@ -185,10 +191,6 @@ class CostModel:
             elsewhere=lambda rows: self._elsewhere(requests, rows, context),
             monotonic=self._monotonic,
         )
-
-    def verify(self, requests: int, rows: int, context: int) -> Estimate | None:
-        """Verifying ``rows`` rows; None if nothing at all is known."""
-        return self.load(requests, context).verify(rows)
 
     def propose(self, requests: int, depth: int) -> float:
         """Seconds of proposing, rebuilding included at its present frequency."""

@@ -26,23 +26,24 @@ class Line:
 
     The first samples of a shape may hold a compilation, so of the first two the smaller one is
     kept. Later ones are clipped at :data:`CLIP` usual deviations: one outlier hardly moves the
-    line. :data:`LASTING` of them on the same side are a change, and the line is moved by the least
-    that any of them says.
+    line. :data:`LASTING` of them on the same side, where its samples lie, are a change, and the
+    line is moved by the least that any of them says.
 
     Attributes:
         count: samples seen.
         pace: the machine's pace when it was last looked at; see :class:`CostModel`.
         seen: when it last learnt something, on its owner's clock.
         learnt: the pace then.
+        firm: until when it is believed although more rows seem to cost less.
     """
 
     __slots__ = (
         *("_change", "_cov", "_high", "_low", "_off", "_spread", "_var", "_x", "_y"),
-        *("_settled", "count", "learnt", "pace", "seen"),
+        *("_settled", "count", "firm", "learnt", "pace", "seen"),
     )
 
     def __init__(self) -> None:
-        self.count, self.pace, self.learnt, self.seen = 0, 1.0, 1.0, 0
+        self.count, self.pace, self.learnt, self.seen, self.firm = 0, 1.0, 1.0, 0, 0
         self._x = self._y = self._var = self._cov = self._spread = 0.0
         self._low = self._high = 0.0
         self._settled = SETTLED
@@ -62,9 +63,11 @@ class Line:
         self._settled = self._settled + 1 if self._here(x) else 0
         predicted = self.at(x, slope)
         limit = CLIP * self._spread
+        if not self._here(x):  # what it takes there is not known; at most it grows like x
+            limit = max(limit, abs(x / self._x - 1) * self._y)
         if abs(y - predicted) <= limit:
             self._off = 0
-        elif self._lasting(y / predicted):
+        elif self._here(x) and self._lasting(y / max(predicted, 1e-12)):
             self.scale(self._change)
             self.count, self._off = ENOUGH, 0
             self._spread, predicted = FIRST_SPREAD * self._y, predicted * self._change

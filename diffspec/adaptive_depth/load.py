@@ -38,6 +38,7 @@ class Entry:
         seen: when it last learnt something.
         knows: whether it has seen enough samples, and some near this context.
         stale: whether it is too old to be believed.
+        firm: whether it was found, lately, that it does take more than larger ones.
         seconds, doubt: its value here, and how far off that may well be.
     """
 
@@ -46,6 +47,7 @@ class Entry:
     seen: int
     knows: bool
     stale: bool
+    firm: bool
     seconds: float
     doubt: float
 
@@ -85,7 +87,7 @@ class Load:
         known = [entry for entry in entries if entry.count >= ENOUGH]
         self._known = [entry for entry in known if not entry.stale] or known
         usable = (e for e in entries if e.knows and not e.stale and e.count > WELL_KNOWN)
-        self._limits = list(usable) if monotonic else []
+        self._limits, self._monotonic = list(usable) if monotonic else [], monotonic
         self._found: dict[int, Estimate | None] = {}
 
     def verify(self, rows: int) -> Estimate | None:
@@ -117,7 +119,7 @@ class Load:
             else:
                 return None
             estimate = Estimate(seconds, seen=False)
-        if (most := self.most(rows)) >= estimate.seconds:
+        if (own and own.firm) or (most := self.most(rows)) >= estimate.seconds:
             return estimate
         return Estimate(most, estimate.seen and not outdated(estimate.seconds, most))
 
@@ -138,4 +140,5 @@ class Load:
         if at < nearest:
             return seconds * ratio
         # Without context rows may cost what they do not cost with it: more of them deserve a try.
-        return max(seconds, _HOPEFUL * seconds * ratio)
+        hoped = _HOPEFUL * seconds * ratio
+        return max(seconds, hoped) if self._monotonic else hoped

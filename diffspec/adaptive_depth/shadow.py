@@ -44,7 +44,7 @@ class ShadowDrafts:
         self._steps = np.zeros(WINDOW)
         self._spent = np.zeros(WINDOW)
         self._at = self._count = 0
-        # Steps between any two at which all who wait can go on for ever.
+        # Steps that have to lie between two of a request for it to be able to go on like that.
         self._even = 1
         self._sum_steps = self._sum_spent = self._recent = 0.0
 
@@ -59,7 +59,7 @@ class ShadowDrafts:
             wanted: ``[m]``, tokens each would draft: comparing them takes as many steps.
         """
         self._since[slots] += 1
-        waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._gap[slots]
+        waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._waits(slots)
         if not waiting.any():
             return waiting
         hopeful = bool((self._gap[slots[waiting]] == HIT_GAP).any())
@@ -67,16 +67,18 @@ class ShadowDrafts:
         cost = GUESS * usual if seconds is None else seconds
         if not self._affordable(cost, usual, SHARE if hopeful else ROUTINE):
             later = FIRST_GAP if hopeful else LATER
-            self._since[slots[waiting]] = self._gap[slots[waiting]] - later
+            self._since[slots[waiting]] = self._waits(slots[waiting]) - later
             waiting[:] = False
             return waiting
-        self._even = math.ceil(cost * len(slots) / (ROUTINE * usual))
+        # Requests that are due together share a step.
+        turns = len(np.unique(self._gap[slots] - self._since[slots]))
+        self._even = math.ceil(cost * turns / (ROUTINE * usual))
         self._since[slots[waiting]] = 1 - wanted[waiting]
         return waiting
 
     def until_due(self, slots: IntArray) -> int:
         """Steps without drafts until the first of ``slots`` ``[m]`` is due; 0 if the next is."""
-        return max(0, int((self._gap[slots] - self._since[slots]).min()) - 1)
+        return max(0, int((self._waits(slots) - self._since[slots]).min()) - 1)
 
     def rested(self, slots: IntArray, steps: int, seconds: float | None = None) -> None:
         """``slots`` ``[m]`` had ``steps`` steps without drafts that were not asked about; they took
@@ -88,7 +90,7 @@ class ShadowDrafts:
 
     def observe(self, slots: IntArray, hit: npt.NDArray[np.bool_]) -> None:
         """What became of shadow drafts ``[m]``."""
-        longer = np.maximum(np.minimum(2 * self._gap[slots], LAST_GAP), self._even)
+        longer = np.minimum(2 * self._gap[slots], LAST_GAP)
         self._gap[slots] = np.where(hit, HIT_GAP, longer)
 
     def step(self, seconds: float, spent: float) -> None:
@@ -108,6 +110,11 @@ class ShadowDrafts:
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
         self._gap[slot], self._since[slot] = FIRST_GAP, 0
+
+    def _waits(self, slots: IntArray) -> IntArray:
+        """Steps ``[m]`` between two shadow drafts of the same request."""
+        gap = self._gap[slots]
+        return np.where(gap > FIRST_GAP, np.maximum(gap, self._even), gap)
 
     def _usual(self) -> float:
         """Seconds of a step lately; 0 before the first."""

@@ -129,6 +129,17 @@ def test_a_draft_that_turns_bad_and_good_again(machine: Machine, seed: int) -> N
     assert trace.efficiency() >= 0.95
 
 
+@pytest.mark.parametrize("requests", [4, 16])
+def test_many_drafts_that_turn_bad_and_good_again(requests: int) -> None:
+    """Those that pause share their secret steps; nobody waits for its turn."""
+    rates = ([rate] * requests for rate in (0.98, 0.0, 0.98))
+    trace = run(MEMORY_BOUND, *(Phase(400, first) for first in rates))
+    on = [bool(depths.any()) for depths in trace.depths]
+    assert not any(on[440:795])
+    assert any(on[800:864])
+    assert share(trace) <= 0.02
+
+
 LOADS = {
     "a load that ends as the draft turns wrong": (
         0.98, (Phase(20, [0.6], load=3.0), Phase(1000, [0.0]))
@@ -158,7 +169,7 @@ def test_requests_that_differ_get_different_depths() -> None:
     trace = run(WEIGHT_BOUND, Phase(600, [0.95, 0.1, 0.6, 0.0]))
     good, bad, middling, wrong = np.mean(trace.depths[100:], axis=0)
     assert good >= middling > 4
-    assert 1 > bad >= wrong
+    assert 1.5 > bad >= wrong
 
 
 def test_long_contexts_start_cautiously() -> None:

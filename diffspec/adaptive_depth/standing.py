@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For how long a choice of depths stands before it is made anew."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diffspec.adaptive_depth.policy import IntArray
+from diffspec.adaptive_depth.shadow import LAST_GAP
+
+#: Steps for which a choice holds, unless requests come or go or a text is found to have changed,
+#: and at most, where it turned out the same again and nothing is to be learnt for the moment.
+HOLD, LONGEST_HOLD = 4, 16
+
+
+class Standing:
+    """The last choice: drafting that holds for some steps, or a pause that stands until there is
+    news of the requests that pause."""
+
+    def __init__(self) -> None:
+        # Depths of the last choice to draft, for whom, when, and after how many turns.
+        self._depths: IntArray | None = None
+        self._slots = np.zeros(0, dtype=np.int64)
+        self._at = self._turns = 0
+        self._hold = HOLD
+        # Slots that pause, and since when.
+        self._paused: IntArray | None = None
+        self._paused_at = 0
+
+    def take(self, slots: IntArray, depths: IntArray, *, step: int, turns: int, calm: bool) -> None:
+        """``depths`` ``[m]`` were chosen for ``slots`` ``[m]`` in ``step``.
+
+        Args:
+            turns: how often a text was found to have changed.
+            calm: whether nothing is to be learnt for the moment.
+        """
+        if not depths.any():
+            self.drop()
+            return
+        again = (
+            calm
+            and depths.all()
+            and self._depths is not None
+            and self._turns == turns
+            and np.array_equal(self._slots, slots)
+            and np.array_equal(self._depths, depths)
+        )
+        self._hold = min(2 * self._hold, LONGEST_HOLD) if again else HOLD
+        self._depths, self._slots = depths, slots.copy()
+        self._at, self._turns = step, turns
+
+    def held(
+        self, slots: IntArray, room: IntArray, *, step: int, turns: int, calm: bool
+    ) -> IntArray | None:
+        """The depths ``[m]`` of the last choice if nothing speaks against them, ``room`` ``[m]``
+        included; ``turns`` and ``calm`` as of :meth:`take`."""
+        if (
+            self._depths is None
+            or step - self._at >= (self._hold if calm else HOLD)
+            or self._turns != turns
+            or not np.array_equal(self._slots, slots)
+            or (room < self._depths).any()
+        ):
+            return None
+        return self._depths
+
+    def pause(self, slots: IntArray, *, step: int) -> None:
+        """``slots`` ``[m]`` draft nothing from ``step`` on."""
+        self._paused, self._paused_at = slots.copy(), step
+
+    def pauses(self, slots: IntArray, *, step: int) -> bool:
+        """Whether ``slots`` ``[m]`` pause and nothing is new; looked at afresh now and then, as
+        contexts grow."""
+        return (
+            self._paused is not None
+            and self.look_in(step) > 0
+            and np.array_equal(self._paused, slots)
+        )
+
+    def look_in(self, step: int) -> int:
+        """Steps from ``step`` until a pause is looked at; at most 0 if that is due or none is."""
+        return 0 if self._paused is None else LAST_GAP - (step - self._paused_at)
+
+    def news(self) -> None:
+        """Something was learnt of a request."""
+        self._paused = None
+
+    def drop(self) -> None:
+        """Nothing holds any more."""
+        self._depths = None
+
+    def forget(self) -> None:
+        """Requests come or go."""
+        self._paused = self._depths = None
