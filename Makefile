@@ -48,8 +48,10 @@ lint: $(STAMP)
 typecheck: $(STAMP)
 	$(BIN)/mypy
 
+# Unit tests use one core each; engines and servers want both, and come one at a time.
 test: lint typecheck $(ASCEND)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/ascend
+	$(BIN)/pytest tests/engine tests/e2e tests/lifecycle
 
 demo: $(STAMP)
 	$(BIN)/diffspec demo $(if $(QUICK),--quick) $(if $(TEXT),--text '$(TEXT)') $(if $(OUT),--out '$(OUT)')

@@ -12,7 +12,7 @@ from diffspec.adaptive_depth.line import ENOUGH, FIRST_SPREAD
 #: Doubts by which a measured entry is taken to be faster than its samples say: an entry with few
 #: or scattered samples is tried again before it is given up.
 HOPE = 1.5
-#: What an entry without samples is taken to cost, as a share of what its shape hints at.
+#: What an entry without samples is taken to cost, as a share of what seeds hint at.
 _HOPEFUL = 1 - HOPE * FIRST_SPREAD
 #: Samples from which an entry says something of others.
 WELL_KNOWN = 4
@@ -139,6 +139,7 @@ class Load:
         ratio = self._seeded(at) / self._seeded(nearest) if self._seeded else 1.0
         if at < nearest:
             return seconds * ratio
-        # Without context rows may cost what they do not cost with it: more of them deserve a try.
-        hoped = _HOPEFUL * seconds * ratio
+        # Seeds are few samples, and without context rows may cost what they do not cost with it:
+        # only half of what they hint at is believed, so that more rows get their try.
+        hoped = _HOPEFUL * seconds * (1 + ratio) / 2
         return max(seconds, hoped) if self._monotonic else hoped

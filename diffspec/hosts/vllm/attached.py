@@ -221,13 +221,17 @@ class AttachedSession:
         )
 
     def sweep(self) -> None:
-        """Measure, before serving, what verifying 1 to K + 1 rows takes without any context: a
-        first hint for the depth policy, replaced by what served steps show."""
+        """Measure, before serving, what verifying few rows takes without any context: a first
+        hint for the depth policy, replaced by what served steps show.
+
+        Two more than the K + 1 rows there can be: fewer rows are taken to cost no more than these,
+        so that the deepest depth, too, is not judged by one disturbed measurement.
+        """
         if not self.settings.adaptive_profile:
             return
         took: dict[int, float] = {}
         # The first run may compile something, and a passing load should meet all rows alike.
-        for rows in [*range(1, self.depth + 2)] * SWEEPS:
+        for rows in [*range(1, self.depth + 4)] * SWEEPS:
             begin = time.perf_counter()
             hidden = self.runner._dummy_run(rows)[0]
             hidden[:1, :1].cpu()  # waits for the device; nothing is served yet
@@ -238,7 +242,7 @@ class AttachedSession:
         logger.info(
             "DiffSpec: without context, verifying 1 to %d rows takes %s ms; depth adapts to what "
             "served steps take",
-            self.depth + 1,
+            self.depth + 3,
             " / ".join(f"{1e3 * seconds:.1f}" for seconds in took.values()),
         )
 
