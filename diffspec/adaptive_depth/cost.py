@@ -99,13 +99,12 @@ class CostModel:
         entries = self._verify.setdefault(at[0], {})
         line = self._now(entries.setdefault(at[1], Line()))
         before = line.at(context, self._slope)
-        stale = self._stale(at, line)
+        stale, same = self._stale(at, line), not outdated(before, seconds)
         if stale:
-            same = seconds > 0.9 * before
             self._patience[at] = min(2 * self._patience_of(at), MOST_STALE) if same else STALE
         since = self._clock - line.seen  # in one step nobody can have shown that it is wrong
         wrong = since > 1 and outdated(before, self.load(requests, context).most(rows))
-        if wrong and seconds > (1 - MOVED) * before:
+        if wrong and same:
             wrong, line.firm = False, self._clock + FIRM
         if stale or wrong:
             line = entries[at[1]] = Line()

@@ -18,15 +18,13 @@ from diffspec.settings import ConfigError
 from diffspec.testbed.random_pair import RandomPair
 
 Launch = Callable[..., Any]
+ON = {"draft_context_policy": "diffspec"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Beside other workers (``pytest -n``) more threads than cores only wait for each other."""
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
-
-
-ON = {"draft_context_policy": "diffspec"}
 
 
 @pytest.fixture(scope="module")

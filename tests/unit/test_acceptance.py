@@ -80,6 +80,12 @@ def test_a_turn_is_believed_after_a_few_outcomes() -> None:
     assert statistics.rates(ONE)[0, 0] < 0.6
 
 
+def test_one_outcome_is_evidence() -> None:
+    statistics = AcceptanceStatistics(2, K)
+    statistics.observe(ONE, ONE, ONE)
+    assert statistics.rates(ONE)[0, 0] > FIRST_GUESS
+
+
 def test_a_short_run_that_is_not_unusual_is_no_turn() -> None:
     statistics = AcceptanceStatistics(2, K)
     for _ in range(100):

@@ -170,6 +170,11 @@ def test_requests_that_differ_get_different_depths() -> None:
     good, bad, middling, wrong = np.mean(trace.depths[100:], axis=0)
     assert good >= middling > 4
     assert 1.5 > bad >= wrong
+    # One row more is nearly free here, so that even a draft at 0.1 may as well be tried.
+    assert trace.efficiency() >= 0.98
+    trace = run(WEIGHT_BOUND, Phase(600, [0.95, 0.02, 0.6, 0.0]))
+    _, bad, _, wrong = np.mean(trace.depths[100:], axis=0)
+    assert 1 > bad >= wrong
 
 
 def test_long_contexts_start_cautiously() -> None:

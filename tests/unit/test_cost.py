@@ -80,24 +80,27 @@ def known(model: CostModel, requests: int, rows: int, context: int, seconds: flo
         model.observe_verify(requests, rows, context, seconds)
 
 
+def found(model: CostModel, requests: int, rows: int, context: int = 1000) -> Estimate:
+    """What is believed of such a step; something has to be."""
+    estimate = model.load(requests, context).verify(rows)
+    assert estimate is not None
+    return estimate
+
+
 def test_what_was_measured_is_told_from_what_was_not() -> None:
     model = CostModel()
     assert model.load(1, 8000).verify(1) is None
     known(model, 1, 1, 8000, 0.020)
     known(model, 1, 4, 8000, 0.042)
-    seen = model.load(1, 8200).verify(4)
-    assert seen is not None
+    seen = found(model, 1, 4, 8200)
     assert seen.seen
     assert seen.seconds == pytest.approx(0.042, rel=0.02)
-    guess = model.load(1, 8000).verify(2)
-    assert guess is not None
+    guess = found(model, 1, 2, 8000)
     assert not guess.seen
     assert guess.seconds == pytest.approx(0.020 + 0.022 / 3, rel=0.02)
-    far = model.load(1, 32000).verify(4)
-    assert far is not None
+    far = found(model, 1, 4, 32000)
     assert not far.seen
-    other = model.load(2, 8000).verify(8)
-    assert other is not None
+    other = found(model, 2, 8, 8000)
     assert not other.seen
     assert other.seconds == pytest.approx(0.042, rel=0.02), "the same rows per request"
 
@@ -107,8 +110,7 @@ def test_a_slope_learnt_in_one_entry_serves_the_others() -> None:
     for context in range(2000, 17000, 100):
         model.observe_verify(1, 1, context, 0.005 + context * 1e-6)
     known(model, 1, 4, 4000, 0.030)
-    far = model.load(1, 16000).verify(4)
-    assert far is not None
+    far = found(model, 1, 4, 16000)
     assert far.seconds == pytest.approx(0.042, rel=0.06)
 
 
@@ -116,13 +118,11 @@ def test_seeds_give_a_shape_until_there_is_more() -> None:
     model = CostModel()
     for rows, seconds in ((1, 0.010), (2, 0.018), (4, 0.020)):
         model.seed(rows, seconds)
-    first = model.load(1, 5000).verify(4)
-    assert first is not None
+    first = found(model, 1, 4, 5000)
     assert first.seconds == pytest.approx(0.020)
     assert not first.seen
     known(model, 1, 4, 5000, 0.040)
-    shallower = model.load(1, 5000).verify(1)
-    assert shallower is not None
+    shallower = found(model, 1, 1, 5000)
     assert shallower.seconds == pytest.approx(0.020, rel=0.02), "half of it, as without context"
 
 
@@ -148,8 +148,7 @@ def test_one_slow_first_sample_does_not_condemn_an_entry() -> None:
     known(model, 1, 1, 8000, 0.020)
     known(model, 1, 8, 8000, 0.046)
     model.observe_verify(1, 4, 8000, 0.500)
-    tried = model.load(1, 8000).verify(4)
-    assert tried is not None
+    tried = found(model, 1, 4, 8000)
     assert tried.seconds < 0.046
 
 
@@ -161,11 +160,9 @@ def test_few_samples_are_taken_with_hope() -> None:
         many.observe_verify(1, 4, 8000, seconds)
         if i < 5:
             few.observe_verify(1, 4, 8000, seconds)
-    found = [model.load(1, 8000).verify(4) for model in (few, many)]
-    assert found[0] is not None
-    assert found[1] is not None
-    assert found[0].seconds < found[1].seconds < 0.040
-    assert found[1].seconds == pytest.approx(0.040, rel=0.04)
+    fewer, more = (found(model, 1, 4, 8000).seconds for model in (few, many))
+    assert fewer < more < 0.040
+    assert more == pytest.approx(0.040, rel=0.04)
 
 
 def test_proposing_by_depth_with_rebuilds_at_their_frequency() -> None:
@@ -198,13 +195,6 @@ def test_the_table_can_be_read() -> None:
     (row,) = model.table()
     assert (row["requests"], row["rows"], row["steps"]) == (1, 4, 60)
     assert row["y"] == pytest.approx(0.042, rel=0.02)
-
-
-def found(model: CostModel, requests: int, rows: int, context: int = 1000) -> Estimate:
-    """What is believed of such a step; something has to be."""
-    estimate = model.load(requests, context).verify(rows)
-    assert estimate is not None
-    return estimate
 
 
 def test_a_change_of_pace_moves_what_is_not_seen_meanwhile() -> None:
