@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DiffSpec costs where it cannot help: never slower than serving the target alone.
 
-    python -m benchmarks.floor [--lengths 2048,8192,16384] [--batches 1,4] [--repeats 5]
-                               [--tokens 192] [--only floor|turns] [--out FILE]
+    python -m benchmarks.floor [--lengths 2048,8192,16384] [--batches 1,4] [--starts 2]
+                               [--repeats 3] [--spans 8] [--only floor|turns] [--out FILE]
 
 The recall pair's target (8 layers, float32) with a draft built from another seed, which is always
 wrong. The floor is the same engine with a drafter that returns nothing and does nothing: what any
-drafter pays for being there. Speeds leave out each request's first 64 tokens, in which the policy
-learns that nothing is accepted. Then, with the right draft, a generation in whose middle every
+drafter pays for being there. All arms answer by turns, 32 tokens of a request each; the first 64,
+in which the policy learns that nothing is accepted, are left out. Stock EAGLE-3, far slower, takes
+part in one repeat of every start. Then, with the right draft, a generation in whose middle every
 draft is made wrong: when does drafting stop, and when does it go on?
 """
 
@@ -16,20 +17,22 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.live import START, LiveArm, alternate, paired_ratio
+from benchmarks.live import LiveArm
 from benchmarks.record import write
+from benchmarks.relay import paired_spans, relay, speed
 from diffspec.testbed.ablation import HELD_AT_ZERO
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
 VOCAB, PAD_LAYERS, DEPTH = 1024, 6, 5
+#: Tokens of each request that are left out, and those of a turn.
+START, SPAN = 64, 32
 TARGET, FLOOR, STOCK = "target-only", "floor: silent drafter", "stock EAGLE-3, wrong draft"
 OURS, HELD = "DiffSpec, wrong draft", "DiffSpec, depth 0 forced"
 #: Tokens after which drafts turn wrong, and right again.
@@ -37,30 +40,30 @@ TURNS = (150, 350)
 console = Console(stderr=True, width=110)
 
 
-def measure(
-    length: int, batch: int, repeats: int, tokens: int, pairs: dict[str, Any], logs: Path
-) -> dict[str, Any]:
-    """One cell: every repeat of every arm."""
+def start_arms(
+    length: int, batch: int, tokens: int, pairs: dict[str, Any], logs: Path
+) -> dict[str, LiveArm]:
+    """An engine for every arm."""
     wrong = {
         "method": "eagle3",
         "model": str(pairs["wrong"].draft),
         "num_speculative_tokens": DEPTH,
     }
+    ours = {"speculative": {**wrong, "draft_context_policy": "diffspec"}}
     configs: dict[str, dict[str, Any]] = {
         TARGET: {"speculative": None},
         FLOOR: {
             "speculative": {**wrong, "disable_padded_drafter_batch": True},
             "silent_drafter": True,
         },
-        OURS: {"speculative": {**wrong, "draft_context_policy": "diffspec"}},
+        OURS: ours,
+        HELD: ours,
         STOCK: {"speculative": wrong},
     }
-    live = {}
-    for name, config in configs.items():
-        console.log(f"{length} tokens, batch {batch}: starting {name}")
-        live[name] = LiveArm(
+    return {
+        name: LiveArm(
             name,
-            logs / f"floor-{length}-{batch}-{len(live)}.log",
+            logs / f"floor-{length}-{batch}-{i}.log",
             target=str(pairs["right"].target),
             dtype="float32",
             max_model_len=length + tokens + 32,
@@ -68,33 +71,51 @@ def measure(
             enable_prefix_caching=True,
             **config,
         )
+        for i, (name, config) in enumerate(configs.items())
+    }
+
+
+def measure(
+    length: int, batch: int, options: argparse.Namespace, pairs: dict[str, Any], logs: Path
+) -> dict[str, Any]:
+    """One cell: every repeat of every start of every arm."""
+    tokens = START + SPAN * options.spans + SPAN // 2
     made = [make_recall_prompt(length, seed=10 + i, vocab=VOCAB) for i in range(batch)]
     prompts = [list(prompt.prompt_ids) for prompt in made]
     truth = [list(prompt.continuation_ids)[:tokens] for prompt in made]
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for start in range(options.starts):
+        console.log(f"{length} tokens, batch {batch}: start {start + 1}/{options.starts}")
+        arms = start_arms(length, batch, tokens, pairs, logs)
+        for arm in arms.values():
+            arm.run(prompts, 2)  # reads the prompts; what follows finds them in the prefix cache
+        for repeat in range(options.repeats):
+            going = {
+                name: arm.turns(
+                    prompts, tokens, START, SPAN, depth=HELD_AT_ZERO if name == HELD else None
+                )
+                for name, arm in arms.items()
+                if name != STOCK or repeat == 0
+            }
+            answers = relay(going, seed=start * options.repeats + repeat)
+            for name, answer in answers.items():
+                answer |= {"at": (start, repeat), "identical": answer.pop("tokens") == truth}
+                runs.setdefault(name, []).append(answer)
+            speeds = ", ".join(f"{name} {speed(a):.1f}" for name, a in sorted(answers.items()))
+            console.log(f"  {repeat + 1}/{options.repeats}, tok/s: {speeds}")
+        for arm in arms.values():
+            arm.close()
+    return {"length": length, "batch": batch, "runs": runs, "summary": summary(runs)}
 
-    def run(arm: LiveArm, depth: str | None, repeat: int) -> dict[str, Any]:
-        result = arm.run(prompts, tokens, depth=depth)
-        return result | {"identical": result.pop("tokens") == truth}
 
-    for arm in live.values():
-        arm.run(prompts, 2)  # reads the prompts; what follows finds them in the prefix cache
-    calls = {name: partial(run, arm, None) for name, arm in live.items()}
-    calls[HELD] = partial(run, live[OURS], HELD_AT_ZERO)
-    runs = alternate(calls, repeats, console.log)
-    for arm in live.values():
-        arm.close()
-    late = partial(paired_ratio, runs, what="late_tok_s")
+def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float | None]:
+    """The ratios that have a bar, and those that explain them."""
     return {
-        "length": length,
-        "batch": batch,
-        "runs": runs,
-        "summary": {
-            "held_over_floor": late(HELD, FLOOR),
-            "wrong_over_floor": late(OURS, FLOOR),
-            "wrong_over_target_only": late(OURS, TARGET),
-            "floor_over_target_only": late(FLOOR, TARGET),
-            "stock_over_target_only": late(STOCK, TARGET),
-        },
+        "held_over_floor": paired_spans(runs, HELD, FLOOR),
+        "wrong_over_floor": paired_spans(runs, OURS, FLOOR),
+        "wrong_over_target_only": paired_spans(runs, OURS, TARGET),
+        "floor_over_target_only": paired_spans(runs, FLOOR, TARGET),
+        "stock_over_target_only": paired_spans(runs, STOCK, TARGET),
     }
 
 
@@ -143,8 +164,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="2048,8192,16384")
     parser.add_argument("--batches", default="1,4")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--starts", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3, help="answers of every start")
+    parser.add_argument("--spans", type=int, default=8, help="turns of every answer that count")
     parser.add_argument("--out", type=Path, default=Path("evidence/floor.json"))
     parser.add_argument("--only", choices=("floor", "turns"), help="leave the other part out")
     options = parser.parse_args()
@@ -158,13 +180,12 @@ def main() -> int:
         }
 
         def save() -> None:
-            record = {"what": "never slower", "tokens_left_out": START}
+            record = {"what": "never slower", "tokens_left_out": START, "tokens_a_turn": SPAN}
             write(options.out, {**record, "cells": cells, "turns": turns})
 
         for length in [] if options.only == "turns" else lengths:
             for batch in map(int, options.batches.split(",")):
-                arguments = (options.repeats, options.tokens, pairs, folder / "logs")
-                cells.append(measure(length, batch, *arguments))
+                cells.append(measure(length, batch, options, pairs, folder / "logs"))
                 save()
         for length in [] if options.only == "floor" else lengths:
             turns.append(turn(length, pairs["right"], folder / "logs"))

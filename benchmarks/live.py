@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.relay import Turns, answer_by_turns
 from diffspec.testbed.offline import environment
 
 _MARK = "DIFFSPEC-LIVE "
@@ -56,6 +57,18 @@ class LiveArm:
         """
         given = {"prompts": [list(p) for p in prompts], "tokens": tokens}
         return self._ask({**given, **{k: v for k, v in hooks.items() if v is not None}})
+
+    def turns(
+        self, prompts: Sequence[Sequence[int]], tokens: int, start: int, span: int, **hooks: Any
+    ) -> Turns:
+        """As :meth:`run`, by turns: after ``start`` tokens of each request, and then after every
+        ``span``, the engine waits until it is asked to go on. Instead of speeds, which would
+        count the waiting, the result has ``spans``; see :class:`~benchmarks.relay.Spans`."""
+        answer = self.run(prompts, tokens, start=start, span=span, **hooks)
+        while "paused" in answer:
+            yield
+            answer = self._ask({})
+        return answer
 
     def close(self) -> None:
         """End the process."""
@@ -117,10 +130,6 @@ def paired_ratio(
     return round(statistics.median(a[what] / b[what] for a, b in pairs), 4)
 
 
-#: Tokens of each request that are left out of the speed "after the start".
-START = 64
-
-
 def _answer(
     engine: Any, clock: Any, prompts: list[list[int]], tokens: int, *, trace: bool = False
 ) -> dict[str, Any]:
@@ -142,20 +151,8 @@ def _answer(
         "per_position": counted.per_position,
         "steps": clock.steps,
         "split_ms_per_step": {name: round(ms, 4) for name, ms in clock.read().items()},
-        "late_tok_s": _late(clock.marks, START * len(prompts)),
         **({"trace": [mark[1:] for mark in clock.marks]} if trace else {}),
     }
-
-
-def _late(marks: Sequence[tuple[float, int, int]], skipped: int) -> float | None:
-    """Tokens per second after the first ``skipped`` ones; None if there are no more."""
-    seen = 0
-    for i, (begin, sampled, _) in enumerate(marks):
-        seen += sampled
-        if seen >= skipped:
-            rest = marks[i + 1 :]
-            return sum(m[1] for m in rest) / (rest[-1][0] - begin) if rest else None
-    return None
 
 
 def _serve() -> None:
@@ -165,6 +162,10 @@ def _serve() -> None:
 
     def reply(what: Mapping[str, Any]) -> None:
         print("\n" + _MARK + json.dumps(what), flush=True)
+
+    def pause() -> None:
+        reply({"paused": True})
+        sys.stdin.readline()
 
     config = json.loads(sys.stdin.readline())
     silent = config.pop("silent_drafter", False)
@@ -184,7 +185,10 @@ def _serve() -> None:
                 hooks.enter_context(ablation.pinned_depth(session.cycle, depth))
             if span := asked.pop("wrong_between", None):
                 hooks.enter_context(ablation.wrong_drafts(session.cycle, clock.generated, *span))
-            answer = _answer(engine, clock, **asked)
+            if "span" in asked:
+                answer = answer_by_turns(engine, clock, pause, **asked)
+            else:
+                answer = _answer(engine, clock, **asked)
         if session:
             answer["faults"] = sum(session.cycle.faults.counts.values())
         reply(answer)

@@ -19,6 +19,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from benchmarks.relay import paired_spans
+
 PARTS = ("draft", "score", "rebuild", "ingest", "append", "bookkeeping")
 OURS = "DiffSpec (2K draft)"
 #: Width of a group of bars, one for every arm.
@@ -151,10 +153,7 @@ def plot_floor(record: Mapping[str, Any]) -> Figure:
     width = GROUP / len(arms)
     for i, arm in enumerate(arms):
         at = _beside(i, arms, cells)
-        heights = []
-        for cell in cells:
-            pairs = zip(cell["runs"][arm], cell["runs"]["target-only"], strict=True)
-            heights.append(statistics.median(a["late_tok_s"] / b["late_tok_s"] for a, b in pairs))
+        heights = [paired_spans(cell["runs"], arm, "target-only") for cell in cells]
         axes.bar_label(axes.bar(at, heights, width, label=arm), fmt="%.2f", fontsize=7)
     names = [f"{cell['length']} tokens, batch {cell['batch']}" for cell in cells]
     axes.set_xticks(range(len(cells)), names)

@@ -26,6 +26,7 @@ class StepClock:
     Attributes:
         marks: of every step since the last reset its end (seconds), the tokens it sampled, and
             the drafted tokens it verified.
+        after: called at the end of every step, if there is one.
 
     Args:
         worker: of an engine in this process.
@@ -35,6 +36,7 @@ class StepClock:
     def __init__(self, worker: Any, session: Any = None) -> None:
         self.steps = 0
         self.marks: list[tuple[float, int, int]] = []
+        self.after: Callable[[], None] | None = None
         self._drafted = 0
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._step: defaultdict[str, float] = defaultdict(float)
@@ -97,6 +99,8 @@ class StepClock:
             self.marks.append((time.perf_counter(), sampled, self._drafted))
             if self._decoding:
                 self._count(dict(self._step))
+            if self.after is not None:
+                self.after()
             return result
 
         return last

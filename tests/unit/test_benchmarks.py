@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import ceiling, plots, prose, split
+from benchmarks import ceiling, floor, plots, prose, relay, split
 from benchmarks.live import alternate, paired_ratio
 
 
@@ -45,6 +46,56 @@ def test_every_arm_runs_once_per_repeat_after_different_ones() -> None:
         assert [r["decode_tok_s"] for r in runs] == list(range(9))
         before = {names[i - 1] for i in range(1, len(names)) if names[i] == name}
         assert len(before - {name}) == 2
+
+
+def by_turns(start: int, repeat: int, *seconds: float) -> dict[str, Any]:
+    return {"at": [start, repeat], "spans": [[8, s] for s in seconds]}
+
+
+def test_spans_are_paired_within_a_round_and_starts_left_out() -> None:
+    # The machine slows down from span to span; the last arm took part in one repeat only.
+    runs = {
+        "a": [by_turns(0, 0, 9, 1, 2, 4), by_turns(0, 1, 9, 8, 16, 32)],
+        "b": [by_turns(0, 0, 1, 2, 4, 8), by_turns(0, 1, 1, 16, 32, 64)],
+        "c": [by_turns(0, 1, 1, 2, 4, 8)],
+    }
+    assert relay.paired_spans(runs, "a", "b") == 2
+    assert relay.paired_spans(runs, "c", "a") == 4
+    assert relay.paired_spans(runs, "a", "d") is None
+    assert relay.speed(runs["a"][0]) == pytest.approx(24 / 7)
+
+
+def test_arms_take_turns_until_all_have_answered() -> None:
+    order: list[str] = []
+
+    def arm(name: str, turns: int) -> relay.Turns:
+        for turn in range(turns):
+            order.append(f"{name}{turn}")
+            yield
+        return {"name": name}
+
+    answers = relay.relay({"a": arm("a", 3), "b": arm("b", 3), "c": arm("c", 1)}, seed=0)
+    assert answers == {name: {"name": name} for name in "abc"}
+    assert sorted(order[:3]) == ["a0", "b0", "c0"]
+    assert [sorted(order[i : i + 2]) for i in (3, 5)] == [["a1", "b1"], ["a2", "b2"]]
+
+
+def test_time_between_turns_does_not_count() -> None:
+    now = 0.0
+
+    def spend(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(generated=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay.time, "perf_counter", lambda: now)
+        spans = relay.Spans(clock, 4, 6, lambda: spend(100.0))  # type: ignore[arg-type]
+        for sampled in (2, 4, 6, 9, 12):
+            spend(1.0)
+            clock.generated = partial(int, sampled)
+            spans()
+    assert spans.found == [(4, 2.0), (8, 3.0)]
 
 
 def cell(length: int) -> dict[str, Any]:
@@ -196,3 +247,27 @@ def test_prose_picture_labels_bars_with_acceptance_length() -> None:
     }
     (axes,) = plots.plot_prose(record).axes
     assert "1.59" in [text.get_text() for text in axes.texts]
+
+
+def test_floor_picture_is_of_the_ratios_to_the_target_alone() -> None:
+    runs = {
+        floor.TARGET: [by_turns(0, i, 9, 4, 4) for i in range(3)],
+        floor.FLOOR: [by_turns(0, i, 9, 4, 4) for i in range(3)],
+        floor.OURS: [by_turns(0, i, 9, 5, 5) for i in range(3)],
+        floor.HELD: [by_turns(0, i, 9, 4, 4) for i in range(3)],
+        floor.STOCK: [by_turns(0, 0, 9, 10, 10)],
+    }
+    assert floor.summary(runs) == {
+        "held_over_floor": 1,
+        "wrong_over_floor": 0.8,
+        "wrong_over_target_only": 0.8,
+        "floor_over_target_only": 1,
+        "stock_over_target_only": 0.4,
+    }
+    record = {
+        "provenance": provenance(),
+        "cells": [{"length": 2048, "batch": 1, "runs": runs}],
+    }
+    (axes,) = plots.plot_floor(record).axes
+    heights = [bar.get_height() for arm in axes.containers for bar in arm]
+    assert heights == [1, 1, 0.8, 1, 0.4]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arms that answer at the same time by turns, a few tokens each.
+
+A shared machine's speed moves by a third from one minute to the next, and a whole answer takes
+seconds: ratios of whole answers say as much of the machine as of the arms. Here every arm
+generates one span of tokens while the others wait in the middle of their answers, so what is
+compared lies less than a second apart, and there are many pairs.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.split import StepClock
+
+Answer = dict[str, Any]
+#: Yields whenever the arm waits for its turn; returns its answer.
+Turns = Generator[None, None, Answer]
+
+
+class Spans:
+    """Within an engine's process: pauses a generation, and takes the time only in between.
+
+    Args:
+        clock: of the engine.
+        start: tokens up to the first pause, of all requests together.
+        span: tokens between pauses.
+        pause: returns when it is this engine's turn again.
+
+    Attributes:
+        found: tokens and seconds of every span but what comes after the last pause.
+    """
+
+    def __init__(self, clock: StepClock, start: int, span: int, pause: Callable[[], None]) -> None:
+        self.found: list[tuple[int, float]] = []
+        self._clock, self._span, self._pause = clock, span, pause
+        self._until, self._from, self._begin = start, 0, time.perf_counter()
+
+    def __call__(self) -> None:
+        """After every step."""
+        if (done := self._clock.generated()) < self._until:
+            return
+        self.found.append((done - self._from, time.perf_counter() - self._begin))
+        self._pause()
+        self._until, self._from, self._begin = done + self._span, done, time.perf_counter()
+
+
+def answer_by_turns(
+    engine: Any,
+    clock: Any,
+    pause: Callable[[], None],
+    prompts: list[list[int]],
+    tokens: int,
+    *,
+    start: int,
+    span: int,
+) -> dict[str, Any]:
+    """Greedy answers of an engine, with what every span of ``span`` tokens a request took; see
+    :class:`Spans`."""
+    before = engine.counters()
+    clock.reset()
+    clock.after = spans = Spans(clock, start * len(prompts), span * len(prompts), pause)
+    try:
+        answers = engine.generate(prompts, tokens)
+    finally:
+        clock.after = None
+    counted = engine.counters() - before
+    return {
+        "tokens": [a.token_ids for a in answers],
+        "drafts": counted.drafts,
+        "accepted": counted.accepted,
+        "steps": clock.steps,
+        "spans": spans.found,
+    }
+
+
+def relay(arms: Mapping[str, Turns], seed: int) -> dict[str, Answer]:
+    """Let every arm have its turn until all have answered, in another order each round.
+
+    Args:
+        arms: by name, each just begun.
+        seed: of the orders.
+    """
+    answers: dict[str, Answer] = {}
+    names, order = list(arms), random.Random(seed)
+    while names:
+        order.shuffle(names)
+        for name in list(names):
+            try:
+                next(arms[name])
+            except StopIteration as end:
+                answers[name] = end.value
+                names.remove(name)
+    return answers
+
+
+def paired_spans(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], over: str, under: str
+) -> float | None:
+    """Median ratio of two arms' tokens per second over all spans of the answers they gave by
+    turns, those of the same ``at``; the first span of an answer is its start and left out. None
+    if there are none."""
+    beside = {tuple(run["at"]): run["spans"] for run in runs.get(under, ())}
+    ratios = [
+        (a[0] / a[1]) / (b[0] / b[1])
+        for run in runs.get(over, ())
+        for a, b in zip(run["spans"][1:], beside.get(tuple(run["at"]), ())[1:], strict=False)
+    ]
+    return round(statistics.median(ratios), 4) if ratios else None
+
+
+def speed(run: Mapping[str, Any]) -> float:
+    """Tokens per second after the start."""
+    spans = run["spans"][1:]
+    return float(sum(tokens for tokens, _ in spans) / sum(seconds for _, seconds in spans))
