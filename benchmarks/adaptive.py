@@ -30,6 +30,7 @@ from benchmarks.live import LiveArm, alternate
 from benchmarks.prose import DATA, prompts_of
 from benchmarks.record import write
 from diffspec.cli.realtext import native_dtype
+from diffspec.testbed.offline import ON, eagle3
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 from diffspec.testbed.smollm2 import smollm2_folder
@@ -141,13 +142,7 @@ def main() -> int:
                     f"{length}-{batch}",
                     folder / f"{length}-{batch}.log",
                     target=target,
-                    speculative={
-                        "method": "eagle3",
-                        "model": draft,
-                        "num_speculative_tokens": DEPTH,
-                        "draft_context_policy": "diffspec",
-                        **keys,
-                    },
+                    speculative=eagle3(draft, DEPTH, **ON, **keys),
                     dtype=dtype,
                     max_model_len=length + options.tokens + 32,
                     max_num_seqs=batch,

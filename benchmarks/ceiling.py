@@ -28,6 +28,7 @@ from rich.table import Table
 
 from benchmarks.live import LiveArm, alternate, paired_ratio
 from benchmarks.record import write
+from diffspec.testbed.offline import ON, eagle3
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
@@ -42,17 +43,13 @@ console = Console(stderr=True, width=110)
 
 def arms_for(depth: int, good: str, short: str) -> dict[str, dict[str, Any] | None]:
     """Speculative configurations by arm; DiffSpec gets the draft built for 2K."""
-
-    def eagle(draft: str, **keys: Any) -> dict[str, Any]:
-        return {"method": "eagle3", "model": draft, "num_speculative_tokens": depth, **keys}
-
     lookup = {"prompt_lookup_min": 4, "prompt_lookup_max": 5}
     return {
         TARGET: None,
         LOOKUP: {"method": "ngram", "num_speculative_tokens": depth, **lookup},
-        STOCK: eagle(good),
-        STOCK_2K: eagle(short),
-        OURS: eagle(short, draft_context_policy="diffspec"),
+        STOCK: eagle3(good, depth),
+        STOCK_2K: eagle3(short, depth),
+        OURS: eagle3(short, depth, **ON),
     }
 
 

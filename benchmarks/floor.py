@@ -6,7 +6,7 @@
 
 The recall pair's target (8 layers, float32) with a draft built from another seed, which is always
 wrong. The floor is the same engine with a drafter that returns nothing and does nothing: what any
-drafter pays for being there. All arms answer by turns, 32 tokens of a request each; the first 64,
+drafter pays for being there. All arms answer by turns, four tokens of a request each; the first 64,
 in which the policy learns that nothing is accepted, are left out. Stock EAGLE-3, far slower, takes
 part in one repeat of every start. Then, with the right draft, a generation in whose middle every
 draft is made wrong: when does drafting stop, and when does it go on?
@@ -27,12 +27,13 @@ from benchmarks.live import LiveArm
 from benchmarks.record import write
 from benchmarks.relay import paired_spans, relay, speed
 from diffspec.testbed.ablation import HELD_AT_ZERO
+from diffspec.testbed.offline import ON, eagle3
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
 VOCAB, PAD_LAYERS, DEPTH = 1024, 6, 5
-#: Tokens of each request that are left out, and those of a turn.
-START, SPAN = 64, 32
+#: Tokens of each request that are left out, those of a turn, and those that make a span.
+START, TURN, SPAN = 64, 4, 32
 TARGET, FLOOR, STOCK = "target-only", "floor: silent drafter", "stock EAGLE-3, wrong draft"
 OURS, HELD = "DiffSpec, wrong draft", "DiffSpec, depth 0 forced"
 #: Tokens after which drafts turn wrong, and right again.
@@ -44,12 +45,8 @@ def start_arms(
     length: int, batch: int, tokens: int, pairs: dict[str, Any], logs: Path
 ) -> dict[str, LiveArm]:
     """An engine for every arm."""
-    wrong = {
-        "method": "eagle3",
-        "model": str(pairs["wrong"].draft),
-        "num_speculative_tokens": DEPTH,
-    }
-    ours = {"speculative": {**wrong, "draft_context_policy": "diffspec"}}
+    wrong = eagle3(pairs["wrong"].draft, DEPTH)
+    ours = {"speculative": {**wrong, **ON}}
     configs: dict[str, dict[str, Any]] = {
         TARGET: {"speculative": None},
         FLOOR: {
@@ -92,7 +89,12 @@ def measure(
         for repeat in range(options.repeats):
             going = {
                 name: arm.turns(
-                    prompts, tokens, START, SPAN, depth=HELD_AT_ZERO if name == HELD else None
+                    prompts,
+                    tokens,
+                    start=START,
+                    turn=TURN,
+                    span=SPAN,
+                    depth=HELD_AT_ZERO if name == HELD else None,
                 )
                 for name, arm in arms.items()
                 if name != STOCK or repeat == 0
@@ -131,12 +133,7 @@ def turn(length: int, pair: Any, logs: Path) -> dict[str, Any]:
         max_model_len=length + tokens + 32,
         max_num_seqs=1,
         enable_prefix_caching=True,
-        speculative={
-            "method": "eagle3",
-            "model": str(pair.draft),
-            "num_speculative_tokens": DEPTH,
-            "draft_context_policy": "diffspec",
-        },
+        speculative=eagle3(pair.draft, DEPTH, **ON),
     )
     prompt = make_recall_prompt(length, seed=3, vocab=VOCAB)
     found = []
@@ -166,7 +163,7 @@ def main() -> int:
     parser.add_argument("--batches", default="1,4")
     parser.add_argument("--starts", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3, help="answers of every start")
-    parser.add_argument("--spans", type=int, default=8, help="turns of every answer that count")
+    parser.add_argument("--spans", type=int, default=8, help="of every answer, that count")
     parser.add_argument("--out", type=Path, default=Path("evidence/floor.json"))
     parser.add_argument("--only", choices=("floor", "turns"), help="leave the other part out")
     options = parser.parse_args()
@@ -180,7 +177,8 @@ def main() -> int:
         }
 
         def save() -> None:
-            record = {"what": "never slower", "tokens_left_out": START, "tokens_a_turn": SPAN}
+            record = {"what": "never slower", "tokens_left_out": START}
+            record |= {"tokens_a_turn": TURN, "tokens_a_span": SPAN}
             write(options.out, {**record, "cells": cells, "turns": turns})
 
         for length in [] if options.only == "turns" else lengths:

@@ -33,7 +33,7 @@ from diffspec.compact_kv.pages import KeyPages
 from diffspec.compact_kv.rope import LocalRope
 from diffspec.compact_kv.working import WorkingCache
 from diffspec.retrieval.scoring import ChunkScorer
-from diffspec.testbed.offline import OfflineEngine, environment, run_in_child
+from diffspec.testbed.offline import ON, OfflineEngine, eagle3, environment, run_in_child
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
@@ -179,8 +179,7 @@ def engine_cells(lengths: Sequence[int], tokens: int) -> list[dict[str, Any]]:
     truth = [list(p.continuation_ids)[:tokens] for p in prompts]
     with tempfile.TemporaryDirectory() as name:
         pair = build_recall_pair(Path(name), dtype="bfloat16", draft_max_position_embeddings=BUDGET)
-        draft = {"method": "eagle3", "model": str(pair.draft), "num_speculative_tokens": 5}
-        ours = draft | {"draft_context_policy": "diffspec"}
+        ours = eagle3(pair.draft, 5, **ON)
         arms = {
             "target-only": (None, True),
             "DiffSpec, eager": (ours, True),

@@ -58,13 +58,12 @@ class LiveArm:
         given = {"prompts": [list(p) for p in prompts], "tokens": tokens}
         return self._ask({**given, **{k: v for k, v in hooks.items() if v is not None}})
 
-    def turns(
-        self, prompts: Sequence[Sequence[int]], tokens: int, start: int, span: int, **hooks: Any
-    ) -> Turns:
+    def turns(self, prompts: Sequence[Sequence[int]], tokens: int, **hooks: Any) -> Turns:
         """As :meth:`run`, by turns: after ``start`` tokens of each request, and then after every
-        ``span``, the engine waits until it is asked to go on. Instead of speeds, which would
-        count the waiting, the result has ``spans``; see :class:`~benchmarks.relay.Spans`."""
-        answer = self.run(prompts, tokens, start=start, span=span, **hooks)
+        ``turn``, the engine waits until it is asked to go on. Instead of speeds, which would
+        count the waiting, the result has spans of ``span`` tokens; see
+        :class:`~benchmarks.relay.Spans`. ``hooks`` has these three numbers, too."""
+        answer = self.run(prompts, tokens, **hooks)
         while "paused" in answer:
             yield
             answer = self._ask({})

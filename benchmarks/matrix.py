@@ -24,11 +24,11 @@ from rich.table import Table
 from benchmarks.arms import run_arm
 from benchmarks.record import write
 from diffspec.testbed.identity import compare
+from diffspec.testbed.offline import ON, eagle3
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-ON = {"draft_context_policy": "diffspec"}
 console = Console(stderr=True, width=120)
 
 
@@ -47,17 +47,14 @@ def recall_cells(lengths: Sequence[int], tokens: int) -> list[dict[str, Any]]:
         truth = [[list(p.continuation_ids)[:tokens]] for p in prompts]
         truth.append([list(p.continuation_ids)[:tokens] for p in mixed])
 
-        def spec(limit: int, **keys: Any) -> dict[str, Any]:
-            draft = str(pairs[limit].draft)
-            return {"method": "eagle3", "model": draft, "num_speculative_tokens": 5, **keys}
-
+        long, short = (eagle3(pairs[limit].draft, 5) for limit in (32768, 2048))
         arms: dict[str, tuple[dict[str, Any] | None, bool]] = {
             "target-only": (None, False),
-            "stock EAGLE-3, 32K draft": (spec(32768), False),
-            "stock EAGLE-3, 2K draft": (spec(2048), False),
-            "DiffSpec, 32K draft": (spec(32768, **ON), False),
-            "DiffSpec, 2K draft": (spec(2048, **ON), False),
-            "DiffSpec, 2K draft, recent only": (spec(2048, **ON), True),
+            "stock EAGLE-3, 32K draft": (long, False),
+            "stock EAGLE-3, 2K draft": (short, False),
+            "DiffSpec, 32K draft": ({**long, **ON}, False),
+            "DiffSpec, 2K draft": ({**short, **ON}, False),
+            "DiffSpec, 2K draft, recent only": ({**short, **ON}, True),
         }
         names = [f"{n}" for n in lengths] + ["4 mixed: " + ", ".join(map(str, _mixed(longest)))]
         cells = []
@@ -100,9 +97,8 @@ def text_cells(dtype: str, lengths: Sequence[int], tokens: int) -> list[dict[str
     batches = [[ids[start : start + n]] for start, n in enumerate(lengths)]
     batches.append([ids[9000 * i : 9000 * i + n] for i, n in enumerate(mixed)])
     names = [f"{n}" for n in lengths] + ["4 mixed: " + ", ".join(map(str, mixed))]
-    head = str(DATA / "smollm2-135m-eagle3")
-    stock = {"method": "eagle3", "model": head, "num_speculative_tokens": 3}
-    ours = stock | ON | {"diffspec_token_budget": 512}
+    stock = eagle3(DATA / "smollm2-135m-eagle3", 3)
+    ours = {**stock, **ON, "diffspec_token_budget": 512}
     engine = {
         "target": str(target),
         "dtype": dtype,

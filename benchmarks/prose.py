@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.live import LiveArm, alternate
 from benchmarks.record import write
+from diffspec.testbed.offline import ON, eagle3
 from diffspec.testbed.smollm2 import smollm2_folder
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -49,14 +50,9 @@ def start_arms(
     budgets: Sequence[int], depth: int, dtype: str, max_model_len: int, logs: Path
 ) -> dict[str, LiveArm]:
     """One engine per arm."""
-    stock = {
-        "method": "eagle3",
-        "model": str(DATA / "smollm2-135m-eagle3"),
-        "num_speculative_tokens": depth,
-    }
-    ours = {"draft_context_policy": "diffspec"}
+    stock = eagle3(DATA / "smollm2-135m-eagle3", depth)
     configs = {TARGET: None, STOCK: stock} | {
-        f"DiffSpec, budget {n}": {**stock, **ours, "diffspec_token_budget": n} for n in budgets
+        f"DiffSpec, budget {n}": {**stock, **ON, "diffspec_token_budget": n} for n in budgets
     }
     live = {}
     for name, speculative in configs.items():

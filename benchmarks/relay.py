@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arms that answer at the same time by turns, a few tokens each.
 
-A shared machine's speed moves by a third from one minute to the next, and a whole answer takes
-seconds: ratios of whole answers say as much of the machine as of the arms. Here every arm
-generates one span of tokens while the others wait in the middle of their answers, so what is
-compared lies less than a second apart, and there are many pairs.
+A shared machine's speed doubles and halves within seconds, and a whole answer takes seconds:
+ratios of whole answers say more of the machine than of the arms. Here every arm generates a few
+tokens while the others wait in the middle of their answers. Some turns are added up to a span, so
+that what happens only now and then has its share, and spans are what is compared.
 """
 
 from __future__ import annotations
@@ -27,26 +27,34 @@ class Spans:
 
     Args:
         clock: of the engine.
-        start: tokens up to the first pause, of all requests together.
-        span: tokens between pauses.
+        start: tokens up to the first pause, of all requests together; they are the first span.
+        turn: tokens between pauses.
+        span: tokens of a span.
         pause: returns when it is this engine's turn again.
 
     Attributes:
-        found: tokens and seconds of every span but what comes after the last pause.
+        found: tokens and seconds of every full span.
     """
 
-    def __init__(self, clock: StepClock, start: int, span: int, pause: Callable[[], None]) -> None:
+    def __init__(
+        self, clock: StepClock, start: int, turn: int, span: int, pause: Callable[[], None]
+    ) -> None:
         self.found: list[tuple[int, float]] = []
-        self._clock, self._span, self._pause = clock, span, pause
-        self._until, self._from, self._begin = start, 0, time.perf_counter()
+        self._clock, self._pause = clock, pause
+        self._turn, self._span = turn, span
+        self._until, self._from, self._end = start, 0, start
+        self._seconds, self._begin = 0.0, time.perf_counter()
 
     def __call__(self) -> None:
         """After every step."""
         if (done := self._clock.generated()) < self._until:
             return
-        self.found.append((done - self._from, time.perf_counter() - self._begin))
+        self._seconds += time.perf_counter() - self._begin
+        if done >= self._end:
+            self.found.append((done - self._from, self._seconds))
+            self._from, self._end, self._seconds = done, done + self._span, 0.0
         self._pause()
-        self._until, self._from, self._begin = done + self._span, done, time.perf_counter()
+        self._until, self._begin = done + self._turn, time.perf_counter()
 
 
 def answer_by_turns(
@@ -57,13 +65,16 @@ def answer_by_turns(
     tokens: int,
     *,
     start: int,
+    turn: int,
     span: int,
 ) -> dict[str, Any]:
     """Greedy answers of an engine, with what every span of ``span`` tokens a request took; see
     :class:`Spans`."""
     before = engine.counters()
     clock.reset()
-    clock.after = spans = Spans(clock, start * len(prompts), span * len(prompts), pause)
+    clock.after = spans = Spans(
+        clock, *(count * len(prompts) for count in (start, turn, span)), pause
+    )
     try:
         answers = engine.generate(prompts, tokens)
     finally:

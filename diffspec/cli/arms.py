@@ -17,6 +17,7 @@ from typing import Any
 from diffspec.cli.client import Client, Completion
 from diffspec.cli.progress import Reporter
 from diffspec.cli.serving import Server, free_ports, runs_on_cpu, start
+from diffspec.testbed.offline import ON, eagle3
 
 TARGET_ONLY = "target-only"
 EAGLE3 = "stock EAGLE-3"
@@ -58,8 +59,8 @@ class Result:
 
 def three_arms(draft: Path, depth: int, keys: Mapping[str, Any] | None = None) -> list[Arm]:
     """Target-only, stock EAGLE-3, and DiffSpec with ``keys`` beside ``draft_context_policy``."""
-    stock = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": depth}
-    ours = {**stock, "draft_context_policy": "diffspec", **(keys or {})}
+    stock = eagle3(draft, depth)
+    ours = {**stock, **ON, **(keys or {})}
     return [Arm(TARGET_ONLY, None), Arm(EAGLE3, stock), Arm(DIFFSPEC, ours)]
 
 

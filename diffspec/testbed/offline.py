@@ -19,6 +19,13 @@ from typing import Any
 from diffspec.testbed.counters import SpecCounters
 
 _RESULT = "DIFFSPEC-RESULT "
+#: What makes DiffSpec of a configuration of EAGLE-3.
+ON: Mapping[str, Any] = {"draft_context_policy": "diffspec"}
+
+
+def eagle3(draft: str | Path, depth: int, **keys: Any) -> dict[str, Any]:
+    """The object for ``speculative_config`` of an EAGLE-3 draft in the folder ``draft``."""
+    return {"method": "eagle3", "model": str(draft), "num_speculative_tokens": depth, **keys}
 
 
 @dataclass(frozen=True, slots=True)

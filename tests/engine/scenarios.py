@@ -13,23 +13,16 @@ import psutil
 from diffspec.hosts.surface import HostError
 from diffspec.hosts.vllm.session import DiffSpecSession
 from diffspec.testbed.ablation import newest_chunks
-from diffspec.testbed.offline import OfflineEngine
+from diffspec.testbed.offline import ON, OfflineEngine, eagle3
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
 Prompts = Sequence[Sequence[int]]
 
 
 def _diffspec(pair: str, k: int, **keys: Any) -> dict[str, Any]:
-    return {
-        "method": "eagle3",
-        "model": f"{pair}/draft",
-        "num_speculative_tokens": k,
-        "draft_context_policy": "diffspec",
-        # On these small models a draft costs as much as it saves: what is drafted must not depend
-        # on how fast this machine is.
-        "diffspec_adaptive_profile": False,
-        **keys,
-    }
+    # On these small models a draft costs as much as it saves: what is drafted must not depend on
+    # how fast this machine is.
+    return eagle3(f"{pair}/draft", k, **{**ON, "diffspec_adaptive_profile": False, **keys})
 
 
 def _run(engine: OfflineEngine, prompts: Prompts, tokens: int, **more: Any) -> dict[str, Any]:

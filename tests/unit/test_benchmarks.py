@@ -90,12 +90,12 @@ def test_time_between_turns_does_not_count() -> None:
     clock = SimpleNamespace(generated=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay.time, "perf_counter", lambda: now)
-        spans = relay.Spans(clock, 4, 6, lambda: spend(100.0))  # type: ignore[arg-type]
-        for sampled in (2, 4, 6, 9, 12):
+        spans = relay.Spans(clock, 4, 2, 6, lambda: spend(100.0))  # type: ignore[arg-type]
+        for sampled in (2, 4, 5, 6, 9, 12):
             spend(1.0)
             clock.generated = partial(int, sampled)
             spans()
-    assert spans.found == [(4, 2.0), (8, 3.0)]
+    assert spans.found == [(4, 2.0), (8, 4.0)]
 
 
 def cell(length: int) -> dict[str, Any]:
