@@ -12,6 +12,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,8 @@ from benchmarks.relay import Turns, answer_by_turns
 from diffspec.testbed.offline import environment
 
 _MARK = "DIFFSPEC-LIVE "
+#: Seconds in which computing threads have gone to sleep.
+SETTLE = 0.02
 
 
 class LiveArm:
@@ -163,6 +166,7 @@ def _serve() -> None:
         print("\n" + _MARK + json.dumps(what), flush=True)
 
     def pause() -> None:
+        time.sleep(SETTLE)
         reply({"paused": True})
         sys.stdin.readline()
 
