@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.relay import Turns, answer_by_turns
+from benchmarks.relay import PausableTime, Turns, answer_by_turns
 from diffspec.testbed.offline import environment
 
 _MARK = "DIFFSPEC-LIVE "
@@ -158,6 +159,7 @@ def _answer(
 
 
 def _serve() -> None:
+    now = PausableTime()
     from benchmarks.split import StepClock
     from diffspec.testbed import ablation
     from diffspec.testbed.offline import OfflineEngine
@@ -165,7 +167,7 @@ def _serve() -> None:
     def reply(what: Mapping[str, Any]) -> None:
         print("\n" + _MARK + json.dumps(what), flush=True)
 
-    def pause() -> None:
+    def wait() -> None:
         time.sleep(SETTLE)
         reply({"paused": True})
         sys.stdin.readline()
@@ -189,7 +191,7 @@ def _serve() -> None:
             if span := asked.pop("wrong_between", None):
                 hooks.enter_context(ablation.wrong_drafts(session.cycle, clock.generated, *span))
             if "span" in asked:
-                answer = answer_by_turns(engine, clock, pause, **asked)
+                answer = answer_by_turns(engine, clock, partial(now.stand_still, wait), **asked)
             else:
                 answer = _answer(engine, clock, **asked)
         if session:

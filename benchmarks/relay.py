@@ -22,6 +22,25 @@ Answer = dict[str, Any]
 Turns = Generator[None, None, Answer]
 
 
+class PausableTime:
+    """``time.perf_counter`` of a process, from now on, that stands still while an arm waits: what
+    an engine measures of itself is then what it would be without the others."""
+
+    def __init__(self) -> None:
+        self._real, self._waited = time.perf_counter, 0.0
+        time.perf_counter = self
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self._real() - self._waited
+
+    def stand_still(self, wait: Callable[[], None]) -> None:
+        """Call ``wait`` in no time."""
+        begin = self._real()
+        wait()
+        self._waited += self._real() - begin
+
+
 class Spans:
     """Within an engine's process: pauses a generation, and takes the time only in between.
 
@@ -85,6 +104,7 @@ def answer_by_turns(
         "drafts": counted.drafts,
         "accepted": counted.accepted,
         "steps": clock.steps,
+        "split_ms_per_step": {name: round(ms, 4) for name, ms in clock.read().items()},
         "spans": spans.found,
     }
 

@@ -98,6 +98,22 @@ def test_time_between_turns_does_not_count() -> None:
     assert spans.found == [(4, 2.0), (8, 4.0)]
 
 
+def test_an_arms_own_clock_stands_still_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+
+    def wait() -> None:
+        nonlocal now
+        now += 100
+
+    monkeypatch.setattr(relay.time, "perf_counter", lambda: now)
+    clock = relay.PausableTime()
+    begin = relay.time.perf_counter()
+    now += 1
+    clock.stand_still(wait)
+    now += 1
+    assert relay.time.perf_counter() - begin == 2
+
+
 def cell(length: int) -> dict[str, Any]:
     runs = {
         ceiling.TARGET: speeds(10, 10, 10),
