@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a request's selection of chunks is due to be made anew.
 
-A retrieval reads a whole layer of keys. While drafts are accepted as well as ever, the chunks they
-come from are evidently still there, and the retrieval can wait: until acceptance drops, or until
-the text that is being followed may have left the chunks that were taken along for that (the
-successors of the heaviest ones). Where the last retrieval chose what was there already, nothing is
-being followed, and only the room for new rows ends the wait.
+A retrieval reads a whole layer of keys. It can wait where it would choose what is there already:
+the last one did, and drafts are accepted as well as ever. It can wait, too, where the selection
+moves because a passage is being followed, as long as all drafts are right and the passage has not
+left the chunks that were taken along for that (the successors of the heaviest ones).
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ import numpy.typing as npt
 
 from diffspec.adaptive_depth.policy import IntArray
 
-#: Weight of one more step in a request's usual acceptance.
-_NEW = 1 / 16
-#: How far below its usual share a step may fall; the usual share itself is approached slowly.
-_SLACK = 0.02
+#: Steps that a request's usual acceptance remembers, and those it is taken to have begun with, all
+#: of them accepted.
+_MEMORY, _PSEUDO = 64, 2
+#: First tokens missed in a row are a drop from two on, if they were that improbable by what is usual.
+_MISSES, _RARE = 2, 0.18
 #: A selection is stable if at least this share of it was in the one before.
 STABLE = 0.9
 
 
 class RetrievalInterval:
     """The configured interval, stretched while acceptance holds.
+
+    Acceptance is judged by first tokens alone: the share of all tokens changes with the depth.
 
     Args:
         slots: number of slots.
@@ -34,17 +36,23 @@ class RetrievalInterval:
 
     def __init__(self, slots: int, *, interval: int, reach: int = 0) -> None:
         self.interval, self.reach = interval, reach
-        # Until a request has shown what is usual, only full acceptance counts as holding.
+        # How often a request's first tokens are accepted, by how many steps; how many were missed
+        # in a row; whether all drafts were right since the selection was made.
         self._usual = np.ones(slots)
-        self._holds = np.ones(slots, dtype=np.bool_)
+        self._trials = np.full(slots, _PSEUDO, dtype=np.int64)
+        self._missed = np.zeros(slots, dtype=np.int64)
+        self._right = np.ones(slots, dtype=np.bool_)
         self._stable = np.zeros(slots, dtype=np.bool_)
 
     def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Learn from a verification step; arguments as of :meth:`DepthPolicy.observe`."""
-        share = accepted / drafted
-        usual = self._usual[slots]
-        self._holds[slots] &= share >= usual - _SLACK
-        self._usual[slots] = usual + _NEW * (share - usual)
+        """Learn from a verification step; arguments as of :meth:`DepthPolicy.observe`, all of
+        ``drafted`` at least 1."""
+        first = accepted > 0
+        trials = np.minimum(self._trials[slots] + 1, _MEMORY)
+        self._trials[slots] = trials
+        self._usual[slots] += (first - self._usual[slots]) / trials
+        self._missed[slots] = np.where(first, 0, self._missed[slots] + 1)
+        self._right[slots] &= accepted == drafted
 
     def overdue(self, slots: IntArray, steps: IntArray, ahead: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each selection ``[m]`` has to be made anew.
@@ -54,14 +62,16 @@ class RetrievalInterval:
             steps: ``[m]``, verification steps since it was made, this one included.
             ahead: ``[m]``, tokens past its query that this step's drafts may reach.
         """
-        covered = (ahead <= self.reach) | (self._stable[slots] & (self.reach > 0))
-        stretched = self._holds[slots] & covered
+        missed = self._missed[slots]
+        dropped = (missed >= _MISSES) & ((1 - self._usual[slots]) ** missed < _RARE)
+        same = self._stable[slots] & ~dropped & (self.reach > 0)
+        stretched = same | (self._right[slots] & (ahead <= self.reach))
         late: npt.NDArray[np.bool_] = (steps >= self.interval) & ~stretched
         return late
 
     def renewed(self, slots: IntArray) -> None:
         """The selections of ``slots`` ``[m]`` were made anew."""
-        self._holds[slots] = True
+        self._right[slots] = True
 
     def selected(self, slots: IntArray, kept: npt.NDArray[np.floating]) -> None:
         """Share ``kept`` ``[m]`` of the new selections of ``slots`` ``[m]`` was there before."""
@@ -69,4 +79,5 @@ class RetrievalInterval:
 
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
-        self._usual[slot], self._holds[slot], self._stable[slot] = 1, True, False
+        self._usual[slot], self._trials[slot], self._missed[slot] = 1, _PSEUDO, 0
+        self._right[slot], self._stable[slot] = True, False

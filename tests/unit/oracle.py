@@ -24,7 +24,7 @@ class Held:
     since: int = 0
     first: bool = True
     base: int = 0
-    holds: bool = True
+    right: bool = True
     stable: bool = False
     present: set[int] = field(default_factory=set)
 
@@ -51,7 +51,8 @@ class Oracle:
         self.held: dict[str, Held] = {}
         self.owners: dict[str, int] = {}
         self.holes: set[int] = set()
-        self.usual: dict[str, float] = {}
+        #: Whether the first drafted token was accepted, for every step that had one.
+        self.first: dict[str, list[bool]] = {}
         self.in_a_row = 0
         self.gave_up = False
         self.counters = Counts()
@@ -66,7 +67,7 @@ class Oracle:
         self.shadows.pop(request.name, None)
         self.tails.pop(request.name, None)
         self.held.pop(request.name, None)
-        self.usual.pop(request.name, None)
+        self.first.pop(request.name, None)
 
     def preempt(self, request: Request) -> None:
         self.held.pop(request.name, None)
@@ -152,7 +153,7 @@ class Oracle:
         self.counters.shadow_hits += sum(right for _, _, right in compared)
         for row in owned:
             if row.drafted:
-                self._learn(row.request.name, row.accepted / row.drafted)
+                self._learn(row.request.name, row.drafted, row.accepted)
 
     def _beyond(self, row: Row) -> int:
         """Whether the first token that was not verified was right; -1 if nobody knows."""
@@ -175,12 +176,19 @@ class Oracle:
         secret = 0 if name in self.shadows else int(policy.shadow_by_slot[slot])
         return max(0, min(depth if depth > 0 else secret, room))
 
-    def _learn(self, name: str, share: float) -> None:
-        """Acceptance holds while no step falls below the request's usual share."""
-        usual = self.usual.get(name, 1.0)
-        if name in self.held and share < usual - 0.02:
-            self.held[name].holds = False
-        self.usual[name] = usual + (share - usual) / 16
+    def _learn(self, name: str, drafted: int, accepted: int) -> None:
+        self.first.setdefault(name, []).append(accepted > 0)
+        if name in self.held and accepted < drafted:
+            self.held[name].right = False
+
+    def _dropped(self, name: str) -> bool:
+        """Whether first tokens are missed in a row, improbably so by what was usual until now."""
+        usual, missed = 1.0, 0
+        for number, first in enumerate(self.first.get(name, []), start=1):
+            weight = 1 / min(number + 2, 64)
+            usual = (1 - weight) * usual + weight * first
+            missed = 0 if first else missed + 1
+        return missed >= 2 and (1 - usual) ** missed < 0.18
 
     def _failed(self, drafts: Sequence[list[int]]) -> None:
         assert all(draft == [] for draft in drafts)
@@ -248,13 +256,12 @@ class Oracle:
             held.end = row.length
             complete = held.positions == list(range(row.length))
             ahead = len(held.positions) - held.base + shape.depth
-            stretched = held.holds and self._covered(held, ahead)
+            stretched = self._covered(name, held, ahead)
             assert complete or stretched or held.since < shape.interval, "retrieval is overdue"
         else:
             assert held.positions + new != list(range(row.length)), "nothing to retrieve"
             ahead = len(held.positions) + len(new) - held.base + shape.depth
-            if held.holds:
-                assert not self._covered(held, ahead), "could have waited"
+            assert not self._covered(name, held, ahead), "could have waited"
             # Slots start at different phases, so the first interval may be shorter.
             if not shape.reach:
                 assert held.since < shape.interval
@@ -266,9 +273,12 @@ class Oracle:
             self.held[name] = held
         return name in self.held
 
-    def _covered(self, held: Held, ahead: int) -> bool:
+    def _covered(self, name: str, held: Held, ahead: int) -> bool:
         """Whether the selection still holds what is being read, for all that is known."""
-        return self.shape.reach > 0 and (ahead <= self.shape.reach or held.stable)
+        if not self.shape.reach:
+            return False
+        followed = held.right and ahead <= self.shape.reach
+        return followed or (held.stable and not self._dropped(name))
 
     def _rebuild(self, row: Row, held: Held | None) -> None:
         shape, request, length = self.shape, row.request, row.length
