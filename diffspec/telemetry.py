@@ -6,8 +6,9 @@ exit; its path travels with the settings. The worker overwrites one record about
 once a second (:class:`ChannelWriter`), the stat logger reads the newest (:class:`ChannelReader`).
 
 Layout, in the machine's byte order: magic, version, K; then the record: how often it was written,
-when (seconds since the epoch), one float64 per key of :func:`diffspec.metrics.layout`; then the
-record's CRC-32. Whoever reads while the other side writes sees a wrong sum and reads again, on
+one float64 per key of :func:`diffspec.metrics.layout`; then the record's CRC-32. It does not say
+when it was written: a worker whose engine has nothing to do writes nothing, and nothing changes.
+Whoever reads while the other side writes sees a wrong sum and reads again, on
 machines that reorder stores as well. Plain reads and writes at an offset instead of a memory map:
 a map of a file that somebody truncates, or of a full file system, kills the process on access;
 these raise an error, and an error here ends telemetry, never serving.
@@ -22,7 +23,6 @@ import math
 import os
 import struct
 import tempfile
-import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,10 +32,7 @@ from diffspec.metrics import layout
 
 logger = logging.getLogger("vllm.diffspec")
 
-#: Key, beside the flat keys of the numbers, of the time at which a record was written.
-HEARTBEAT = "heartbeat"
-
-_MAGIC, _VERSION = b"DIFFSPEC", 1
+_MAGIC, _VERSION = b"DIFFSPEC", 2
 _HEAD = struct.Struct("=8sII")
 _SUM = struct.Struct("=I")
 #: No file of ours has more depths; a damaged header cannot ask for more memory than this.
@@ -50,14 +47,14 @@ class _Layout:
 
     def __init__(self, depth: int) -> None:
         self.keys = layout(depth)
-        self.record = struct.Struct(f"=Qd{len(self.keys)}d")
+        self.record = struct.Struct(f"=Q{len(self.keys)}d")
         self.body = self.record.size + _SUM.size
         self.size = _HEAD.size + self.body
 
     def pack(self, buffer: bytearray, sequence: int, snapshot: Mapping[str, float]) -> None:
         """Put a record and its sum into ``buffer``; what ``snapshot`` lacks is NaN."""
         values = [snapshot.get(key, math.nan) for key in self.keys]
-        self.record.pack_into(buffer, 0, sequence, time.time(), *values)
+        self.record.pack_into(buffer, 0, sequence, *values)
         _SUM.pack_into(buffer, self.record.size, self.sum(buffer))
 
     def sum(self, body: bytes | bytearray) -> int:
@@ -224,19 +221,17 @@ class ChannelReader(_End):
         super().__init__(path, os.O_RDONLY, "no metrics")
 
     def read(self) -> dict[str, float] | None:
-        """The newest numbers by flat key and :data:`HEARTBEAT`; None before the first, without a
-        channel, and while one is being written. Never raises."""
+        """The newest numbers by flat key; None before the first, without a channel, and while one
+        is being written. Never raises."""
         if self._descriptor is None:
             return None
         try:
             for _ in range(_ATTEMPTS):
                 if (body := self._whole_body()) is not None:
-                    sequence, heartbeat, *values = self._layout.record.unpack_from(body)
+                    sequence, *values = self._layout.record.unpack_from(body)
                     if sequence == 0:
                         return None
-                    return dict(zip(self._layout.keys, values, strict=True)) | {
-                        HEARTBEAT: heartbeat
-                    }
+                    return dict(zip(self._layout.keys, values, strict=True))
         except Exception as error:
             self._give_up(error)
         return None

@@ -22,7 +22,6 @@ HEALTHY = {
     "break_even": 0.41,
     "acceptance_first": 0.72,
     "off": 0.0,
-    "heartbeat": 1.8e9,
 }
 
 
