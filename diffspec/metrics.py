@@ -68,7 +68,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "diffspec_request_steps_total",
         "counter",
-        "Decode steps of requests, by the number of tokens drafted for the next step.",
+        "Decode steps of requests, by the number of tokens proposed for the next step: fewer than "
+        "the depth chosen where the draft was unsure (see diffspec_cut_tokens) or met a fault.",
         "depth",
         label="depth",
     ),

@@ -17,7 +17,7 @@ from diffspec.adaptive_depth.policy import IntArray
 #: Steps that a request's usual acceptance remembers, and those it is taken to have begun with, all
 #: of them accepted.
 _MEMORY, _PSEUDO = 64, 2
-#: First tokens missed in a row are a drop from two on, if they were that improbable by what is usual.
+#: First tokens missed in a row are a drop from two on, if by what is usual that is as improbable.
 _MISSES, _RARE = 2, 0.18
 #: A selection is stable if at least this share of it was in the one before.
 STABLE = 0.9

@@ -185,15 +185,17 @@ VLLM_POINTS: tuple[TouchPoint, ...] = (
         "vllm.v1.core.sched.output:SchedulerOutput",
         "read",
         "worker",
-        "see who ended, was preempted, resumed",
+        "see who ended, was preempted, resumed, and whether anything is left to run",
         "their slots and pages change hands before this step runs",
-        attributes=names("finished_req_ids preempted_req_ids scheduled_cached_reqs"),
+        attributes=names(
+            "finished_req_ids preempted_req_ids scheduled_cached_reqs total_num_scheduled_tokens"
+        ),
     ),
     TouchPoint(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run",
         "called",
         "load",
-        "time forward passes of 1 to K + 1 rows before serving",
+        "time forward passes of 1 to K + 3 rows before serving",
         "a first hint of what verifying costs",
         parameters=names("self num_tokens"),
     ),

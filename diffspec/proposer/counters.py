@@ -20,9 +20,8 @@ class Counters:
     """Monotonic counts.
 
     Attributes:
-        depths: ``[K + 1]``, request-steps by the depth chosen.
-        zero: request-steps without drafts, by reason.
-        drafted: tokens proposed (the host may schedule fewer).
+        depths: ``[K + 1]``, request-steps by the tokens proposed.
+        zero: request-steps without drafts, by reason; together ``depths[0]``.
         cut: tokens drafted to be proposed and then not proposed, as the draft was unsure.
         scheduled, accepted: drafted tokens as the host scheduled them, and as it accepted them.
         rebuilds: working caches gathered anew, first ones included.
@@ -33,7 +32,6 @@ class Counters:
 
     depths: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     zero: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ZERO_REASONS, 0))
-    drafted: int = 0
     cut: int = 0
     scheduled: int = 0
     accepted: int = 0
@@ -47,6 +45,11 @@ class Counters:
     def of_depth(cls, depth: int) -> Counters:
         """Zeros for depths up to ``depth``."""
         return cls(depths=np.zeros(depth + 1, dtype=np.int64))
+
+    def without(self, reasons: IntArray) -> None:
+        """Count request-steps without drafts; ``reasons`` ``[n]`` are places in ZERO_REASONS."""
+        for reason, count in enumerate(np.bincount(reasons).tolist()):
+            self.zero[ZERO_REASONS[reason]] += count
 
     def flat(self) -> Mapping[str, float]:
         """What is reported of them, under the keys of ``diffspec.metrics``."""

@@ -21,7 +21,7 @@ from diffspec.adaptive_depth.policy import DepthPolicy, StepTimes
 from diffspec.compact_kv.canonical import CanonicalCache
 from diffspec.proposer.batch import BoolArray, IntArray, StepBatch
 from diffspec.proposer.chain import draft_chain
-from diffspec.proposer.counters import Counters
+from diffspec.proposer.counters import ZERO_REASONS, Counters
 from diffspec.proposer.faults import FaultLog
 from diffspec.proposer.head import DraftHead, Projection
 from diffspec.proposer.pending import PendingRows
@@ -32,6 +32,8 @@ from diffspec.proposer.submission import Submission
 from diffspec.proposer.working_set import WorkingSet
 
 logger = logging.getLogger("vllm.diffspec")
+
+NO_GAIN, NO_SLOT, LENGTH_LIMIT, FAULT, MEASURING, NOT_READY, UNSURE = range(len(ZERO_REASONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class DraftingCycle:
         # Requests and tokens of the last step; how much of a selection stays, lately.
         self._load = (0, 0)
         self._stability = float("nan")
+        # Why each request of the step has no drafts, if it has none.
+        self._why: IntArray = np.zeros(0, dtype=np.int64)
 
     @property
     def bound(self) -> bool:
@@ -138,6 +142,8 @@ class DraftingCycle:
         faults = self.faults.total
         before = self.counters.rebuilds, self.counters.seconds["draft"]
         self.submission.begin()
+        # Whatever is to be drafted and then is not has met a fault.
+        self._why = np.full(len(batch.request_ids), FAULT)
         work = self._plan(batch)
         projection = self._ingest(batch, wait=work is None)
         if work is not None and projection is not None:
@@ -149,8 +155,6 @@ class DraftingCycle:
                 drafts = [[] for _ in batch.request_ids]
         if self.faults.total == faults:
             self._went_well()
-        elif work is not None:
-            self.counters.zero["fault"] += len(work.members)
         self._note(batch, drafts, *before)
         self._resting.begin()
         return drafts
@@ -184,13 +188,17 @@ class DraftingCycle:
         self._resting.take()
         return True
 
+    def verified(self, seconds: float) -> None:
+        """The target's own part of a step took so long; said by :meth:`timed`, too."""
+        self.counters.seconds["verify"] += seconds
+
     def timed(self, *, verify: float, propose: float, gap: float | None) -> None:
         """What the host measured of the step that :meth:`run` just ended, in seconds; see
         :class:`~diffspec.adaptive_depth.policy.StepTimes`."""
         if self._step is None:
             return
         step, self._step = self._step, None
-        self.counters.seconds["verify"] += verify
+        self.verified(verify)
         try:
             self.policy.timed(replace(step, verify=verify, propose=propose, gap=gap))
         except Exception as error:
@@ -234,11 +242,14 @@ class DraftingCycle:
     def flush(self) -> None:
         """Write the rows that wait. To be called before pages change hands: a page that was freed
         may be another layer's, or another request's, from the next forward pass on."""
+        begin = time.perf_counter()
         try:
             self._write_waiting()
         except Exception as error:
             assert self._pending is not None  # or there was nothing to fail
             self.lost(self._pending.rows()[2][:0], error)
+        finally:
+            self.counters.seconds["ingest"] += time.perf_counter() - begin
 
     # Steps of a cycle.
 
@@ -248,7 +259,6 @@ class DraftingCycle:
     def _plan(self, batch: StepBatch) -> Work | None:
         """Learn from the step and decide who drafts; None if nobody does."""
         if self.faults.gave_up:
-            self.counters.zero["fault"] += int(np.count_nonzero(batch.drafting))
             return None
         try:
             slots = self.slots.of(batch.request_ids, batch.drafting)
@@ -256,7 +266,6 @@ class DraftingCycle:
             return self._decide(batch, slots)
         except Exception as error:
             self.faults.record("planning", error)
-            self.counters.zero["fault"] += int(np.count_nonzero(batch.drafting))
             return None
 
     def _learn(self, batch: StepBatch, slots: IntArray) -> None:
@@ -268,16 +277,17 @@ class DraftingCycle:
                     self.slots.count,
                     without,
                 )
-            self.counters.zero["no_slot"] += without
+            self._why[slots < 0] = NO_SLOT
+        self.counters.scheduled += int(batch.drafted.sum())
+        self.counters.accepted += int(batch.accepted.sum())
+        sent = self.submission.tails.sent(slots, batch)
         beyond = self.submission.tails.compare(slots, batch)
-        seen = np.flatnonzero(((batch.drafted > 0) & (slots >= 0)) | (beyond >= 0))
+        seen = np.flatnonzero((sent > 0) | (beyond >= 0))
         if seen.size:
-            at, drafted, accepted = slots[seen], batch.drafted[seen], batch.accepted[seen]
-            self.counters.scheduled += int(drafted.sum())
-            self.counters.accepted += int(accepted.sum())
+            at, drafted, accepted = slots[seen], sent[seen], batch.accepted[seen]
             self.policy.observe(at, drafted, accepted, beyond[seen])
-            sent = drafted > 0
-            self.interval.observe(at[sent], drafted[sent], accepted[sent])
+            ours = drafted > 0
+            self.interval.observe(at[ours], drafted[ours], accepted[ours])
         if self.slots.shadows:
             ended = self.slots.compare_shadows(slots, batch.lengths, batch.sampled)
             if ended[0].size:
@@ -305,11 +315,8 @@ class DraftingCycle:
         if self.slots.shadows:  # one comparison at a time
             secret[np.isin(slots[members], list(self.slots.shadows))] = 0
         chains = np.where(depths > 0, depths, secret)
-        zero, full = self.counters.zero, int(np.count_nonzero(room == 0))
-        zero["length_limit"] += full
-        zero["measuring" if plan.measuring else "no_gain"] += (
-            int(np.count_nonzero(depths == 0)) - full
-        )
+        self._why[members[depths == 0]] = MEASURING if plan.measuring else NO_GAIN
+        self._why[members[room == 0]] = LENGTH_LIMIT
         keep = chains > 0
         if not keep.any():
             everyone = len(members) == len(batch.request_ids) and not self.slots.shadows
@@ -352,7 +359,7 @@ class DraftingCycle:
         self, batch: StepBatch, work: Work, projection: Projection, drafts: list[list[int]]
     ) -> None:
         ready, rebuilt = self._refresh.run(batch, work.members, work.slots, work.due, projection)
-        self.counters.zero["not_ready"] += int(np.count_nonzero(~ready & (work.depths > 0)))
+        self._why[work.members[~ready & (work.depths > 0)]] = NOT_READY
         members, at = work.members[ready], work.slots[ready]
         depths, chains = work.depths[ready], work.chains[ready]
         if not members.size:
@@ -369,8 +376,9 @@ class DraftingCycle:
         if rebuilt.size:  # the device has just been waited for
             kept = self.working_set.kept(rebuilt)
             self.interval.selected(rebuilt, kept)
-            self._stability = float(kept.mean())
-        self.submission.take(batch, members, at, depths, chain, drafts)
+            if (known := ~np.isnan(kept)).any():
+                self._stability = float(kept[known].mean())
+        self._why[self.submission.take(batch, members, at, depths, chain, drafts)] = UNSURE
 
     def _note(
         self,
@@ -385,6 +393,7 @@ class DraftingCycle:
         self.counters.depths += np.bincount(
             depths[batch.drafting], minlength=len(self.counters.depths)
         )
+        self.counters.without(self._why[batch.drafting & (depths == 0)])
         kept = int((batch.accepted + 1)[batch.drafting].sum())
         self._load = len(drafts), int(batch.lengths.sum())
         self._step = StepTimes(

@@ -150,8 +150,6 @@ class RankedCycle(DraftingCycle):
             self.slots.of(batch.request_ids, batch.drafting)
         self._work = self._agree(len(batch.request_ids), planned, batch.slots)
         self._faults_before = self.faults.total
-        if leads and planned is not None and self._work is None:
-            self.counters.zero["fault"] += len(planned.members)
         return self._work
 
     def _agree(self, count: int, planned: Work | None, host_slots: Tensor) -> Work | None:

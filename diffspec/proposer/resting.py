@@ -48,7 +48,6 @@ class Resting:
         passed, requests = self._last - self._began, len(self._slots)
         self._counters.depths[0] += steps * requests
         self._counters.zero["no_gain"] += steps * requests
-        self._counters.seconds["verify"] += passed
         try:
             policy.rested(self._slots, steps, passed / steps)
         except Exception as error:

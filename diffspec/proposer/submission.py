@@ -38,12 +38,15 @@ class Submission:
         planned: IntArray,
         chains: Chains,
         drafts: list[list[int]],
-    ) -> None:
+    ) -> IntArray:
         """Put what is submitted of ``chains`` into ``drafts``, and remember the rest.
 
         Args:
             members: ``[m]``, the requests in the batch, which are in ``slots`` ``[m]``.
             planned: ``[m]``, tokens drafted to be submitted; 0 for a secret chain.
+
+        Returns:
+            The members of whose chain nothing is submitted, though that was planned.
         """
         tokens, drafted = chains.tokens, chains.drafted
         submit = np.where(planned > 0, chains.submit, 0)
@@ -59,7 +62,6 @@ class Submission:
             self.shadow_depth = int(drafted[secret].max())
             self._slots.keep_shadows(slots[secret], lengths[secret], secrets)
         self.depth = int(drafted.max(where=planned > 0, initial=0))
-        self._counters.drafted += int(submit.sum())
-        if (cut := np.flatnonzero((submit < drafted) & (planned > 0))).size:
-            self._counters.cut += int((drafted - submit)[cut].sum())
-            self._counters.zero["unsure"] += int(np.count_nonzero(submit[cut] == 0))
+        self._counters.cut += int((drafted - submit)[planned > 0].sum())
+        unsure: IntArray = members[(submit == 0) & (planned > 0)]
+        return unsure

@@ -37,6 +37,13 @@ class Tails:
         self.tokens[slots, : tokens.shape[1]] = np.where(drawn, tokens, _NONE)
         self._length[slots] = lengths
 
+    def sent(self, slots: IntArray, batch: StepBatch) -> IntArray:
+        """How many tokens ``[b]`` of these chains a batch in ``slots`` ``[b]`` verified. What a
+        host put in of its own, where there were no drafts, says nothing of them."""
+        ours = (slots >= 0) & (self.tokens[slots, 0] != _NONE)
+        ours &= batch.lengths == self._length[slots] + batch.accepted + 1
+        return np.where(ours, batch.drafted, 0)
+
     def compare(self, slots: IntArray, batch: StepBatch) -> IntArray:
         """For the requests ``[b]`` of a batch in ``slots`` ``[b]`` (-1 for none): 1 if the first
         token that was not verified was right, 0 if not, -1 if there is none or the target has not

@@ -101,14 +101,15 @@ class WorkingSet:
     def kept(self, slots: IntArray) -> FloatArray:
         """Share ``[m]`` of each slot's last selection that was in the one before it.
 
-        Waits for the device; 0 where there was none before."""
+        Waits for the device; NaN where there was none before, or none that could be kept: after a
+        pause or a preemption, too."""
         share: FloatArray = self._kept[on_device(slots, self._kept.device)].cpu().numpy()
         return share
 
     @property
     def rows_changed(self) -> int:
-        """Rows of working caches that retrievals replaced so far, in whole chunks; waits for the
-        device."""
+        """Rows that selections replaced of those before them so far, in whole chunks; waits for
+        the device."""
         return int(self._changed) * self.geometry.chunk
 
     def append(
@@ -256,9 +257,10 @@ class WorkingSet:
         # The padding value may name a real chunk of a longer request: send it past the end.
         at = torch.where(chosen < count, chosen, self._present.shape[1])
         chosen_now = rows.scatter_(1, at, True)[:, :-1]
-        same, total = (chosen_now & self._present[slot]).sum(1), chosen_now.sum(1)
-        self._kept[slot] = same / total
-        self._changed += (total - same).sum()
+        before = self._present[slot]
+        same, total, known = (chosen_now & before).sum(1), chosen_now.sum(1), before.any(1)
+        self._kept[slot] = torch.where(known, same / total, torch.nan)
+        self._changed += ((total - same) * known).sum()
         self._present[slot] = chosen_now
 
     def _blocked(self, table: Tensor, length: Tensor, count: int) -> Tensor | None:

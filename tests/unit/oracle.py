@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from diffspec.proposer.counters import Counters
 from diffspec.proposer.faults import PATIENCE
 from tests.unit import naive
 from tests.unit import tiny_draft as tiny
@@ -41,6 +42,12 @@ class Counts:
     shadow_hits: int = 0
     cut: int = 0
     unsure: int = 0
+    changed: int = 0
+
+
+def submitted(counters: Counters) -> int:
+    """Tokens that request-steps proposed."""
+    return sum(depth * count for depth, count in enumerate(counters.depths.tolist()))
 
 
 class Oracle:
@@ -77,6 +84,7 @@ class Oracle:
     ) -> None:
         """The step ``rows`` with its proposed ``drafts``."""
         core = self.host.cycle
+        assert sum(core.counters.zero.values()) == core.counters.depths[0], "one reason for each"
         assert len(drafts) == len(rows)
         slots = [slot for row in rows for slot in row.slots]
         if not self.gave_up:
@@ -123,7 +131,9 @@ class Oracle:
         found = self.host.cycle.counters
         assert found.zero["no_slot"] == self.counters.no_slot
         assert found.zero["unsure"] == self.counters.unsure
-        for name in ("drafted", "rebuilds", "retrievals", "shadows", "shadow_hits", "cut"):
+        assert submitted(found) == self.counters.drafted
+        assert self.host.working_set.rows_changed == self.counters.changed
+        for name in ("rebuilds", "retrievals", "shadows", "shadow_hits", "cut"):
             assert getattr(found, name) == getattr(self.counters, name), name
 
     def _observe(self, rows: Sequence[Row]) -> None:
@@ -198,8 +208,9 @@ class Oracle:
         assert self.host.cycle.faults.gave_up == self.gave_up
         found = self.host.cycle.counters
         self.counters = Counts(
-            found.drafted, found.rebuilds, found.retrievals, found.zero["no_slot"],
+            submitted(found), found.rebuilds, found.retrievals, found.zero["no_slot"],
             found.shadows, found.shadow_hits, found.cut, found.zero["unsure"],
+            self.host.working_set.rows_changed,
         )  # fmt: skip
 
     def _own(self, rows: Sequence[Row]) -> None:
@@ -300,6 +311,8 @@ class Oracle:
             chosen = naive.select(list(masses), chunks, shape.plan, present, blocked)
             assert len(chosen) <= shape.plan.total
             stable = len(present & set(chosen)) >= 0.9 * len(chosen)
+            if present:  # a first one, or one after a pause, changes nothing
+                self.counters.changed += len(set(chosen) - present) * shape.chunk
             present = set(chosen)
         if chunks - 1 in blocked:
             self.held.pop(request.name, None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -330,6 +331,63 @@ def test_three_faults_in_a_row_end_drafting_but_not_ingest() -> None:
     assert serving.oracle.check_canonical() == before + 21 + 20 - waiting
 
 
+def test_a_selection_is_compared_with_the_one_before_if_there_was_one() -> None:
+    serving = Serving(Shape(interval=1, slots=1))
+    (request,) = serving.prefilled(120)
+    cycle, counters = serving.host.cycle, serving.oracle.counters
+    assert counters.retrievals == 1
+    assert cycle.numbers()["rows_changed"] == 0
+    assert math.isnan(cycle.numbers()["stability"]), "there is nothing to compare with"
+    before = serving.oracle.held[request.name].present
+    serving.step((request, 0))
+    now = serving.oracle.held[request.name].present
+    known = cycle.numbers()
+    assert known["stability"] == pytest.approx(len(before & now) / len(now), abs=1e-6)
+    assert known["rows_changed"] == 4 * len(now - before)
+    serving.host.policy.by_slot[:] = 0
+    serving.step((request, 0))
+    serving.host.policy.by_slot[:] = 3
+    serving.step((request, 0))
+    assert counters.retrievals == 3, "it paused, so all is made anew"
+    after = cycle.numbers()
+    assert [after[key] for key in ("stability", "rows_changed")] == [
+        known[key] for key in ("stability", "rows_changed")
+    ]
+
+
+def test_every_step_without_drafts_has_one_reason() -> None:
+    serving = Serving(Shape(slots=4))
+    policy, counters = serving.host.policy, serving.host.cycle.counters
+    requests = serving.prefilled(100, 60, 50, 40, 30)
+    assert counters.zero["no_slot"] == 1
+    policy.by_slot[:2], policy.by_slot[2:4] = 3, 0
+    policy.shadow_by_slot[2:4] = 0, 3
+    serving.step(*((r, 0) for r in requests), fault="output")
+    # What was to be submitted met the fault; the rest would have had no drafts anyhow.
+    expected = {"no_slot": 2, "no_gain": 2, "fault": 2}
+    assert {key: n for key, n in counters.zero.items() if n} == expected
+    serving.step(*((r, 0) for r in requests), fault="combine")
+    expected = {"no_slot": 3, "no_gain": 4, "fault": 4}
+    assert {key: n for key, n in counters.zero.items() if n} == expected
+
+
+def test_what_a_host_puts_in_of_its_own_says_nothing_of_the_draft() -> None:
+    """A recurrent target must always have drafts; a step without any gets the last token again."""
+    serving = Serving(Shape())
+    host = serving.host
+    one, two = serving.prefilled(100, 30)
+    serving.step((one, 1), (two, 1), fault="output")
+    counted = host.cycle.counters.scheduled
+    for request in (one, two):
+        assert request.drafts == []
+        request.drafts = [request.text[request.known - 1]]
+    host.step([(one, 0), (two, 1)])
+    assert host.policy.observed == []
+    assert host.cycle.counters.scheduled == counted + 2, "the host did send them"
+    host.step([(one, 3), (two, 0)])
+    assert host.policy.observed == [(0, 3, 3, -1), (1, 3, 0, -1)]
+
+
 def test_nothing_of_an_earlier_owner_stays_in_a_slot() -> None:
     """Neither its selection, which would earn loyalty, nor values that are not finite."""
     serving = Serving(Shape(slots=2))
@@ -453,8 +511,10 @@ def test_pausing_changes_no_draft(pauses: list[bool], accepted: list[int], whole
         assert not host.cycle.faults.counts
         seen.append(drafts_at)
     steady, stopped = seen
-    for length, draft in stopped.items():
-        assert draft in ([], steady[length])
+    assert len(steady) > len(pauses)
+    assert all(steady.values())
+    for (length, draft), pause in zip(stopped.items(), pauses, strict=False):
+        assert draft == ([] if pause else steady[length])
 
 
 @pytest.mark.parametrize("rebuild", [False, True])

@@ -36,6 +36,8 @@ def test_the_number_of_series_is_bounded_by_the_depth() -> None:
     for depth in (1, 3, 16):
         keys = layout(depth)
         assert len(set(keys)) == len(keys) == depth + 1 + 28
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    assert "K + 29 series of DiffSpec (K is `num_speculative_tokens`): 45 at K = 16" in page
     assert "depth/16" in layout(16)
     assert "depth/16" not in layout(15)
 

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
 from diffspec.compact_kv.pages import KeyPages
+from diffspec.hosts.vllm import attached
 from diffspec.hosts.vllm.query_tap import QueryTap
 from diffspec.hosts.vllm.session import DiffSpecSession
 from diffspec.proposer.batch import StepBatch
+from diffspec.proposer.slots import NOTHING
 from diffspec.settings import DiffSpecSettings
 from tests.unit import tiny_draft as tiny
 from tests.unit.conftest import ON
@@ -31,10 +35,23 @@ ROWS = DEPTH + 1
 CPU = torch.device("cpu")
 
 
-class Cycle:
-    """Keeps what it is given."""
+class Clock:
+    """Time that passes only where something is said to take long; in seconds."""
 
     def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Cycle:
+    """Keeps what it is given, and takes its time on the session's ``clock``."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.reports: list[float] = []
+        self.verify: list[float] = []
         self.batches: list[StepBatch] = []
         self.resting = False
         self.rested: list[list[Any]] = []
@@ -42,12 +59,27 @@ class Cycle:
     def rests(self, request_ids: list[str]) -> bool:
         return self.resting
 
+    def flush(self) -> None:
+        self.clock.now += 10
+
+    def finished(self, request_id: str) -> None:
+        self.clock.now += 100
+
+    def numbers(self) -> dict[str, float]:
+        self.reports.append(self.clock.now)
+        self.clock.now += 1000
+        return {}
+
+    def verified(self, seconds: float) -> None:
+        self.verify.append(seconds)
+
     def rest(self, *rows: torch.Tensor) -> bool:
         self.rested.append([row.tolist() for row in rows])
         return True
 
     def run(self, batch: StepBatch) -> list[list[int]]:
         self.batches.append(batch)
+        self.clock.now += 3
         return [[7]] * len(batch.request_ids)
 
     def timed(self, **seconds: float | None) -> None:
@@ -187,6 +219,115 @@ def test_a_step_of_single_rows_may_rest(
     else:
         assert drafts == [[7]] * 3
         assert not cycle.rested  # type: ignore[attr-defined]
+
+
+class Told:
+    """Stands in for the channel: only whether it is open is asked."""
+
+    open = True
+
+    def write(self, snapshot: dict[str, float]) -> None:
+        assert snapshot == {}
+
+
+def scheduled(*finished: str, tokens: int) -> SchedulerOutput:
+    """What the scheduler says before a step of so many tokens."""
+    output = SchedulerOutput.make_empty()
+    output.finished_req_ids, output.total_num_scheduled_tokens = set(finished), tokens
+    output.preempted_req_ids = set()
+    return output
+
+
+@pytest.fixture
+def clock(session: DiffSpecSession, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The session's clock; its numbers are asked for, as where there is a channel."""
+    clock = Clock()
+    monkeypatch.setattr(attached, "time", clock)
+    session._cycle = Cycle(clock)  # type: ignore[assignment]
+    session.telemetry = Told()  # type: ignore[assignment]
+    return clock
+
+
+@pytest.mark.parametrize("resting", [False, True])
+def test_what_is_done_before_a_step_is_not_the_targets_time(
+    session: DiffSpecSession, clock: Clock, resting: bool
+) -> None:
+    drafter, batch, cycle = session.drafter, session.runner.input_batch, session.cycle
+    cycle.resting = resting  # type: ignore[attr-defined]
+    for _ in range(2):
+        clock.now += 0.5  # the host schedules
+        session.before_step(scheduled("gone", tokens=3))
+        clock.now += 7  # the target verifies
+        metadata = single_rows(session, [104, 61, 13])
+        sampled = [[11], [21], [31]]
+        next_ids = drafter.prepare_next_token_ids_cpu(sampled, {}, batch, {})
+        session._sampled = sampled
+        rows = torch.arange(3)
+        drafter.propose(DEPTH, rows, rows, rows.unsqueeze(-1), next_ids, None, metadata, None)
+    assert len(cycle.reports) == 2  # type: ignore[attr-defined]
+    if resting:
+        assert cycle.verify == [7, 7]  # type: ignore[attr-defined]
+    else:
+        assert cycle.seconds == {"verify": 7, "propose": 3, "gap": 0.5}  # type: ignore[attr-defined]
+
+
+def test_a_preempted_request_keeps_what_it_has_shown(session: DiffSpecSession) -> None:
+    host = Host(Shape(slots=2))
+    session._cycle = cycle = host.cycle
+    cycle.policy = policy = AdaptiveDepth(2, DepthLimits(DEPTH))
+    slots = np.array([0])
+    for name in ("a", "b"):
+        text = list(range(tiny.VOCAB)) * 4
+        request = host.join(name, text[:150], 40)
+        host.step([(request, 40)])
+        accepted = 3 if name == "a" else 0
+        for _ in range(12):
+            host.step([(request, accepted)])
+    assert cycle.slots.owners() == ["a", "b"]
+    before = policy.acceptance.rates(slots)
+    assert before[0, 0] > policy.acceptance.rates(np.array([1]))[0, 0]
+
+    def told(**said: set[str]) -> SchedulerOutput:
+        output = scheduled(*said.get("finished", ()), tokens=1)
+        output.preempted_req_ids = said.get("preempted", set())
+        output.scheduled_cached_reqs.resumed_req_ids = said.get("resumed", set())
+        return output
+
+    session.before_step(told(preempted={"a"}))
+    session.before_step(told(resumed={"a"}))
+    assert cycle.slots.end.tolist()[0] == NOTHING, "its working cache is void"
+    assert cycle.slots.end[1] > 0
+    assert (policy.acceptance.rates(slots) == before).all()
+    session.before_step(told(finished={"a"}))
+    assert policy.acceptance.rates(slots)[0, 0] < before[0, 0]
+
+
+def test_numbers_are_reported_soon_and_not_for_every_request(
+    session: DiffSpecSession, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycle, at = session.cycle, clock.now
+    monkeypatch.setattr(cycle, "finished", lambda _: None)
+    monkeypatch.setattr(cycle, "flush", lambda: None)
+    monkeypatch.setattr(cycle, "numbers", lambda: cycle.reports.append(clock.now) or {})  # type: ignore[attr-defined, func-returns-value]
+
+    def run(*finished: str, after: float, tokens: int = 8) -> list[float]:
+        """Steps so long after the last; when numbers were reported since the first, rounded."""
+        clock.now += after
+        session.before_step(scheduled(*finished, tokens=tokens))
+        return [round(when - at, 3) for when in cycle.reports]  # type: ignore[attr-defined]
+
+    assert run(after=0) == [0.0], "the first step"
+    for _ in range(9):
+        assert run(after=0.1) == [0.0], "nothing has ended"
+    assert run(after=0.15) == [0.0, 1.05]
+    for _ in range(20):  # one ends in each step of 10 ms
+        found = run("gone", after=0.01)
+    assert found == [0.0, 1.05, 1.16]
+    assert run(after=0.03) == [0.0, 1.05, 1.16, 1.28], "the last one, while others go on"
+    assert run(after=0.9) == [*found, 1.28]
+    found = run("gone", after=0.01, tokens=0)
+    assert found[-1] == 2.19, "nothing else runs that would come back to it"
+    assert run(after=0.01, tokens=0) == found
 
 
 def test_nothing_leaves_propose(session: DiffSpecSession) -> None:

@@ -37,8 +37,9 @@ from diffspec.telemetry import ChannelWriter
 
 logger = logging.getLogger("vllm.diffspec")
 
-#: Seconds between two reports of the numbers while requests run; every end of one is reported.
-PUBLISH_S = 1.0
+#: Seconds between two reports of the numbers while requests run, and once one has ended. Whatever
+#: ended is reported at once where nothing else is left to run.
+PUBLISH_S, ENDED_S = 1.0, 0.1
 #: Times that each number of rows is run at start.
 SWEEPS = 5
 
@@ -78,8 +79,10 @@ class AttachedSession:
         self._tap: QueryTap | None = None
         self._target_group = self._draft_group = 0
         self._width = 0
-        # When the running step began and the last one ended, in seconds; 0 before the first.
-        self._begun = self._ended = self._published = 0.0
+        # When the running step came and its verification began, when the last one ended, when the
+        # numbers were reported and whether a request has ended since; in seconds, 0 at first.
+        self._came = self._begun = self._ended = self._published = 0.0
+        self._owed = False
         #: Where the numbers go; the worker puts the launch's own in its place.
         self.telemetry = ChannelWriter(None)
         self._lift_length_limit()
@@ -248,21 +251,27 @@ class AttachedSession:
 
     def before_step(self, scheduler_output: Any) -> None:
         """Forget requests that ended and distrust caches of requests that were preempted."""
+        self._came = time.perf_counter()
+        if self._cycle is not None:
+            self._catch_up(scheduler_output)
         self._begun = time.perf_counter()
-        if self._cycle is None:
-            return
+
+    def _catch_up(self, scheduler_output: Any) -> None:
+        assert self._cycle is not None
         if scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids:
             # Their pages are free since this was scheduled, and this step may write to them.
             self._cycle.flush()
         for request_id in scheduler_output.finished_req_ids:
             self._cycle.finished(request_id)
-        if scheduler_output.finished_req_ids or self._begun - self._published > PUBLISH_S:
+            self._owed = True
+        idle = self._owed and not scheduler_output.total_num_scheduled_tokens
+        if idle or self._came - self._published > (ENDED_S if self._owed else PUBLISH_S):
             self._publish()
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._cycle.slots.drop(request_id)
 
     def _publish(self) -> None:
-        self._published = self._begun
+        self._published, self._owed = self._came, False
         if not self.telemetry.open:
             return
         try:
@@ -334,12 +343,13 @@ class AttachedSession:
         ``build`` makes the step's batch, or returns None if the step needs none; ``slots`` ``[n]``
         are the host slots that are lost if it fails.
         """
-        begin, gap = time.perf_counter(), self._begun - self._ended
+        begin, gap = time.perf_counter(), self._came - self._ended
         try:
             batch = build()
         except Exception as error:
             return self.cycle.unusable(count, slots, error)
         if batch is None:
+            self.cycle.verified(begin - self._begun)
             self._ended = time.perf_counter()
             return [[] for _ in range(count)]
         drafts = self.cycle.run(batch)
