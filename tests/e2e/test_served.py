@@ -14,11 +14,12 @@ from diffspec.cli.client import Client
 from diffspec.cli.serving import Server, ServerError, serve
 from diffspec.testbed.recall_pair import RecallPair
 from diffspec.testbed.recall_prompts import make_recall_prompt
-from tests.e2e.conftest import DRAFT_LENGTH, FLAGS, speculative
+from tests.e2e.conftest import DEPTH, DRAFT_LENGTH, FLAGS, speculative
 
 pytestmark = pytest.mark.e2e
 
 TOKENS = 64
+STEPS = "vllm:diffspec_request_steps_total"
 
 
 def test_long_prompts_get_the_right_tokens_from_accepted_drafts(server: Server) -> None:
@@ -61,12 +62,15 @@ def test_output_up_to_the_last_position(server: Server) -> None:
 
 
 def summed(server: Server) -> dict[str, float]:
-    """Sum of the samples of each name in the server's /metrics."""
+    """Sum of the samples of each name in the server's /metrics; ``drafted steps`` are DiffSpec's
+    request-steps with drafts."""
     page = httpx.get(f"{server.url}/metrics", trust_env=False).raise_for_status().text
     totals: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+            if sample.name == STEPS and sample.labels["depth"] != "0":
+                totals["drafted steps"] = totals.get("drafted steps", 0.0) + sample.value
     return totals
 
 
@@ -74,10 +78,18 @@ def test_the_metrics_agree_with_vllms_own(server: Server) -> None:
     prompt = make_recall_prompt(1000, seed=4)
     before = summed(server)
     with Client(server) as client:
-        client.complete(list(prompt.prompt_ids), TOKENS)
+        counted = client.measure(list(prompt.prompt_ids), TOKENS).counters
     # The difference: of a request that was cancelled before, vLLM does not count the last step.
     found = {name: value - before.get(name, 0.0) for name, value in summed(server).items()}
-    assert found["vllm:diffspec_request_steps_total"] > 0
+    assert found["drafted steps"] > 0
+    assert found[STEPS] == found["drafted steps"] + found["vllm:diffspec_depth_zero_total"]
+    # What the request's last step proposed is not verified any more.
+    assert 0 <= found["drafted steps"] - counted.drafts <= 1
+    assert found["vllm:spec_decode_num_drafts_total"] == counted.drafts
+    assert sum(counted.accepted_at) == counted.accepted
+    assert list(counted.accepted_at) == sorted(counted.accepted_at, reverse=True)
+    assert counted.accepted_at[0] <= counted.drafts, "a step accepts its first token at most once"
+    assert len(counted.accepted_at) == DEPTH
     drafted, accepted = "vllm:diffspec_drafted_tokens_total", "vllm:diffspec_accepted_tokens_total"
     assert found[drafted] == found["vllm:spec_decode_num_draft_tokens_total"] > 0
     assert found[accepted] == found["vllm:spec_decode_num_accepted_tokens_total"] > 0
