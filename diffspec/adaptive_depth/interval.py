@@ -31,10 +31,10 @@ class RetrievalInterval:
     Args:
         slots: number of slots.
         interval: verification steps between two retrievals of one request.
-        reach: tokens past its query that a selection covers; 0 never stretches.
+        reach: tokens past its query that a selection covers; None never stretches.
     """
 
-    def __init__(self, slots: int, *, interval: int, reach: int = 0) -> None:
+    def __init__(self, slots: int, *, interval: int, reach: int | None = None) -> None:
         self.interval, self.reach = interval, reach
         # How often a request's first tokens are accepted, by how many steps; how many were missed
         # in a row; whether all drafts were right since the selection was made.
@@ -62,10 +62,12 @@ class RetrievalInterval:
             steps: ``[m]``, verification steps since it was made, this one included.
             ahead: ``[m]``, tokens past its query that this step's drafts may reach.
         """
+        if self.reach is None:
+            return np.greater_equal(steps, self.interval)
         missed = self._missed[slots]
         dropped = (missed >= _MISSES) & ((1 - self._usual[slots]) ** missed < _RARE)
-        same = self._stable[slots] & ~dropped & (self.reach > 0)
-        stretched = same | (self._right[slots] & (ahead <= self.reach))
+        followed = self._right[slots] & (ahead <= self.reach)
+        stretched = followed | (self._stable[slots] & ~dropped)
         late: npt.NDArray[np.bool_] = (steps >= self.interval) & ~stretched
         return late
 

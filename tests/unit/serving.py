@@ -230,7 +230,9 @@ class Host:
         )  # fmt: skip
         self.working_set = WorkingSet(geometry, shape.plan, working, scorer)
         head = DraftHead(parts)
-        interval = RetrievalInterval(shape.slots, interval=shape.interval, reach=shape.reach)
+        interval = RetrievalInterval(
+            shape.slots, interval=shape.interval, reach=shape.reach or None
+        )
         width = tiny.AUX * tiny.TARGET_HIDDEN
         pending = PendingRows(shape.waiting, width, torch.float32, CPU)
         made = (head, self.working_set, self.policy, interval, pending)

@@ -31,7 +31,7 @@ def chain(rng: random.Random, rate: float, depth: int) -> int:
 
 
 @pytest.mark.parametrize(("steps", "late"), [(3, False), (4, True), (5, True)])
-def test_without_reach_the_interval_is_the_configured_one(steps: int, late: bool) -> None:
+def test_one_that_does_not_adapt_is_the_configured_one(steps: int, late: bool) -> None:
     interval = RetrievalInterval(2, interval=INTERVAL)
     interval.observe(array(0), array(3), array(3))
     interval.selected(array(0), np.array([1.0]))
@@ -50,6 +50,14 @@ def test_a_selection_that_moves_waits_while_all_is_right_and_its_reach_lasts() -
     assert not due(interval, 9, ahead=10, slot=1), "another request's rejection is its own"
     interval.renewed(array(0))
     assert not due(interval, 9, ahead=10)
+
+
+def test_a_selection_that_stays_the_same_needs_no_reach() -> None:
+    interval = RetrievalInterval(2, interval=INTERVAL, reach=0)
+    interval.observe(array(0, 1), array(3, 3), array(3, 3))
+    interval.selected(array(0, 1), np.array([0.9, 0.89]))
+    assert not due(interval, 9, ahead=1)
+    assert due(interval, 9, ahead=1, slot=1)
 
 
 def test_half_right_drafts_from_a_selection_that_moves_are_no_reason_to_wait() -> None:

@@ -131,7 +131,7 @@ def build_cycle(
     interval = RetrievalInterval(
         working.k.shape[0],
         interval=settings.retrieval_interval,
-        reach=reach if settings.adaptive_profile else 0,
+        reach=reach if settings.adaptive_profile else None,
     )
     working_set = WorkingSet(geometry, plan, working, scorer)
     policy: DepthPolicy = FixedDepth(depth)
