@@ -25,8 +25,9 @@ FIRST_GUESS, GUESS_WEIGHT = 0.8, 2.0
 #: everything before it having been accepted: what is not tried any more must not be believed for
 #: ever, or a few unlucky steps would end going deep.
 STALE = 1 / 32
-#: A run of equal outcomes that was this improbable means that the text has changed.
-SURPRISE = 0.0005
+#: A run of equal outcomes that was this improbable means that the text has changed, if what is left
+#: of the trials before it is enough to say what was usual.
+SURPRISE, USUAL = 0.0002, 2.0
 
 
 class AcceptanceStatistics:
@@ -48,8 +49,10 @@ class AcceptanceStatistics:
         self.depth = depth
         self.seen = np.zeros(slots, dtype=np.int64)
         self.turns = 0
-        self._hits = np.zeros((slots, depth))
-        self._trials = np.zeros((slots, depth))
+        # Trials and hits of each position; and what is left of those from before the present run
+        # of equal outcomes of first positions.
+        self._known = np.zeros((2, slots, depth))
+        self._before = np.zeros((2, slots, depth))
         self._all_hits = np.zeros(depth)
         self._all_trials = np.zeros(depth)
         self._run = np.zeros(slots, dtype=np.int64)
@@ -78,8 +81,8 @@ class AcceptanceStatistics:
             missed = (self._at >= drafted[:, None]) & full[:, None]
             keep[missed] = 1 - STALE
             keep_all *= np.where(count, 1.0, (1 - STALE / 4) ** missed.sum(0))
-        self._trials[slots] = self._trials[slots] * keep + tried
-        self._hits[slots] = self._hits[slots] * keep + hit
+        self._before[:, slots] *= keep
+        self._known[:, slots] = self._known[:, slots] * keep + (tried, hit)
         self._all_trials = self._all_trials * keep_all + count
         self._all_hits = self._all_hits * keep_all + hit.sum(0)
         self.seen[slots] += 1
@@ -101,8 +104,9 @@ class AcceptanceStatistics:
         """``a_i`` ``[m, K]`` of the requests in ``slots`` ``[m]``, each in (0, 1)."""
         process = self.process_rates()
         weight = self._weight(slots)
-        hits, trials = self._hits[slots], self._trials[slots]
-        rates, shift = np.empty_like(hits), np.zeros(len(slots))
+        trials, hits = self._known[:, slots]
+        shift = np.zeros(len(slots))
+        rates: FloatArray = np.empty((len(slots), self.depth))
         for i in range(self.depth):
             # A request that differs from the others at one position differs at the next one too.
             prior = np.minimum(np.maximum(process[i] + shift, 0.01), 0.99)
@@ -113,7 +117,7 @@ class AcceptanceStatistics:
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
         self.seen[slot] = self._run[slot] = 0
-        self._hits[slot] = self._trials[slot] = 0
+        self._known[:, slot] = 0
 
     def _weight(self, slots: IntArray) -> FloatArray:
         """Pseudo trials ``[m]`` of the prior."""
@@ -124,19 +128,18 @@ class AcceptanceStatistics:
         """Where first positions turn out, again and again, as they should not, believe the new."""
         run = self._run[slots]
         run = np.where(hit, np.maximum(run, 0) + 1, np.minimum(run, 0) - 1)
+        if (begins := slots[np.abs(run) == 1]).size:
+            self._before[:, begins] = self._known[:, begins]
         weight, prior = self._weight(slots), float(self.process_rates()[0])
-        # As it was before the run.
-        counted = MEMORY * (1 - (1 - 1 / MEMORY) ** (np.abs(run) - 1))
-        trials = np.maximum(self._trials[slots, 0] - counted, 0)
-        hits = np.clip(self._hits[slots, 0] - np.where(hit, counted, 0), 0, trials)
+        trials, hits = self._before[:, slots, 0]
         rate = (hits + weight * prior) / (trials + weight)
         likelihood = np.where(hit, rate, 1 - rate) ** np.abs(run)
-        changed = (likelihood < SURPRISE) & (np.abs(run) > 1) & (self._trials[slots, 0] > 2)
+        changed = (likelihood < SURPRISE) & (np.abs(run) > 1) & (trials > USUAL)
         if changed.any():
             self.turns += 1
-            at, length = slots[changed], np.abs(run[changed])
-            # This outcome is counted by the caller; what came before the run is all but dropped.
-            self._trials[at, 0] = length - 1
-            self._hits[at, 0] = np.where(hit[changed], length - 1, 0)
+            at = slots[changed]
+            # What came before the run is dropped, at all positions: the deeper ones were right or
+            # wrong given the first. This outcome is counted by the caller.
+            self._known[:, at] = np.maximum(self._known[:, at] - self._before[:, at], 0)
             run[changed] = 0  # the run is what is usual now
         self._run[slots] = run

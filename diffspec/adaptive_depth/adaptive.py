@@ -39,8 +39,8 @@ EVIDENT = 1.5
 #: Where no confidence could get a token cut and all drafts were right in the last step, the draft's
 #: confidences are read once in so many steps.
 GLANCE = 8
-#: Drafting is tried every :data:`LOOK_AGAIN` if it promises at least this share of
-#: the speed without drafts: what a verification costs may have changed since.
+#: After :data:`LOOK_AGAIN` steps without drafts drafting is tried if it promises at least this
+#: share of the speed without: what a verification costs may have changed since.
 NEARLY = 0.85
 #: Steps without drafts after which what is known of drafting steps is doubted: it may come from a
 #: slow spell.
@@ -58,7 +58,8 @@ class DepthLimits:
         least: what every request drafts at least; 1 on targets with recurrent state.
         allowed: the only depths there are, the same for all requests of a step, on a host that
             captured graphs for these; None for any.
-        long_context, long_depth: a new request of at least so many tokens drafts at most so many.
+        long_context, long_depth: a new request of at least so many tokens drafts at most so many;
+            under ``allowed``, where it cannot differ from the others, only while all are such.
     """
 
     depth: int
@@ -100,6 +101,8 @@ class AdaptiveDepth:
         self._steps = self._looked = self._tried = self._aged = 0
         # Whether the last step only decoded: others teach nothing about costs.
         self._decoding = False
+        # Sum of the lengths of those last planned for.
+        self._context = 0
         self._standing = Standing()
 
     def observe(
@@ -153,6 +156,7 @@ class AdaptiveDepth:
     def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
         """See :meth:`DepthPolicy.rested`."""
         self._steps += steps
+        self.cost.rested(len(slots), self._context, steps, seconds)
         self.shadows.rested(slots, steps, seconds)
 
     def seed(self, rows: int, seconds: float) -> None:
@@ -182,6 +186,7 @@ class AdaptiveDepth:
         if not len(slots):
             return Plan(none, none)
         self._steps += 1
+        self._context = int(lengths.sum())
         if self._standing.pauses(slots, step=self._steps):
             return self._done(slots, none, room)
         turns = self.acceptance.turns
@@ -190,18 +195,16 @@ class AdaptiveDepth:
         if held is not None:
             return self._plan_of(slots, held, room)
         caps = self._caps(slots, lengths, room)
-        load = len(slots) + others, int(lengths.sum()) + others_context
+        load = len(slots) + others, self._context + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
         self._table[slots] = self.calibration.table(rates)
         self._prices, self._uncut = None, False
         if (cost := self._cost(*load, others)) is None:
-            depths = caps if self.limits.allowed is None else np.minimum(room, self._start(caps))
-            return self._done(slots, depths, room)
+            return self._done(slots, caps, room)
         gains = gains_of(rates)
         zero = evaluate(gains, np.zeros_like(caps), cost)
-        limit = caps if self.limits.allowed is None else room
         outlook = self._outlook(slots, cost)
-        choice = self._choose(slots, gains, limit, cost, zero, outlook)
+        choice = self._choose(slots, gains, caps, cost, zero, outlook)
         if self._must_look(cost, choice, zero):
             self._looked = self._steps
             self._standing.drop()
@@ -221,28 +224,34 @@ class AdaptiveDepth:
         return {"acceptance_first": first, "break_even": self.break_even(requests, context)}
 
     def break_even(self, requests: int, context: int) -> float:
-        """Acceptance per token from which drafting beats not drafting; NaN while unknown.
+        """Acceptance per token from which drafting beats not drafting; NaN until steps with and
+        without drafts were measured near here.
 
         Args:
             requests: in a step.
             context: sum of their lengths, tokens.
         """
-        cost = self._cost(requests, context)
-        return float("nan") if cost is None else break_even(cost, requests, self.limits.depth)
+        limits, cost = self.limits, self._cost(requests, context)
+        if cost is None or not self.cost.compares(requests, context):
+            return float("nan")
+        depths = limits.allowed or range(1, limits.depth + 1)
+        return break_even(cost, requests, [d for d in depths if d >= max(1, limits.least)])
 
     # Steps of a plan.
 
     def _caps(self, slots: IntArray, lengths: IntArray, room: IntArray) -> IntArray:
         limits = self.limits
         cautious = (lengths >= limits.long_context) & (self.acceptance.seen[slots] < NEW)
-        caps: IntArray = np.minimum(room, np.where(cautious, limits.long_depth, limits.depth))
+        caps: IntArray
+        if limits.allowed is None:
+            caps = np.minimum(room, np.where(cautious, limits.long_depth, limits.depth))
+            return caps
+        # One request with fewer tokens and the whole step has no graph: where not all have room
+        # for a depth, none drafts so deep, unless there is nothing less.
+        most = min(int(room.min()), limits.long_depth if cautious.all() else limits.depth)
+        least = min(limits.allowed)
+        caps = np.minimum(room, max((d for d in limits.allowed if d <= most), default=least))
         return caps
-
-    def _start(self, caps: IntArray) -> int:
-        """Of the allowed depths, the deepest that the caps admit, else the least above 0."""
-        allowed = self.limits.allowed or (self.limits.depth,)
-        positive = [depth for depth in allowed if depth > 0]
-        return max((d for d in positive if d <= caps.max()), default=min(positive, default=0))
 
     def _cost(self, requests: int, context: int, others: int = 0) -> StepCost | None:
         """What steps of so many requests cost, ``others`` of which draft nothing; None if nothing
@@ -281,16 +290,16 @@ class AdaptiveDepth:
         else:
             best = choose_uniform(gains, caps, cost, limits.allowed)
         last = self._last[slots]
-        known = bool((last >= 0).all())
-        if known and not last.any() and not limits.least:
-            if best.rate > RESUME * zero.rate:
+        if last.max() <= 0:  # nobody drafts, and some may be new
+            if limits.least or best.rate > RESUME * zero.rate:
                 return best
             return self._try_again(gains, caps, cost, zero) or zero
-        if known:
-            last = np.minimum(last, caps)
-            held = outlook.evaluate(last, best.rate)[0] if cuts else evaluate(gains, last, cost)
-            if best.depths.any() and best.rate < SWITCH * held.rate and held.rate >= zero.rate:
-                return held
+        if last.min() < 0:  # the others go on as they did, with what is best for the new ones
+            last = np.where(last < 0, best.depths if limits.allowed is None else last.max(), last)
+        last = np.minimum(last, caps)
+        held = outlook.evaluate(last, best.rate)[0] if cuts else evaluate(gains, last, cost)
+        if best.depths.any() and best.rate < SWITCH * held.rate and held.rate >= zero.rate:
+            return held
         return best
 
     def _try_again(
@@ -339,6 +348,8 @@ class AdaptiveDepth:
     def _plan_of(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
         """The plan of these ``depths``: those who draft nothing may draft in secret, or rest."""
         idle = depths == 0
+        if not idle.all():
+            self._tried = self._aged = self._steps
         shadows = np.zeros_like(depths)
         self.shadows.drafting(slots[~idle])
         if not idle.any():

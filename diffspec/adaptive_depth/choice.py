@@ -11,7 +11,7 @@ as a step's time depends on the rows it verifies and on its deepest chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,16 +108,16 @@ def choose_uniform(
     return max(choices, key=lambda choice: choice.rate)
 
 
-def break_even(cost: StepCost, requests: int, depth: int) -> float:
-    """Acceptance per token, the same for all ``requests`` at all of ``depth`` positions, from which
-    drafting beats not drafting."""
+def break_even(cost: StepCost, requests: int, depths: Sequence[int]) -> float:
+    """Acceptance per token, the same for all ``requests`` at all positions, from which drafting as
+    deep as one of ``depths``, the same for all, beats not drafting."""
+    zero = requests / cost(0, 0)
+    seconds = [cost(requests * depth, depth) for depth in depths]
     low, high = 0.0, 1.0
-    zero, caps = requests / cost(0, 0), np.full(requests, depth)
     for _ in range(10):
         middle = (low + high) / 2
-        gains = gains_of(np.full((requests, depth), middle))
-        depths = (np.minimum(caps, limit) for limit in range(1, depth + 1))
-        pays = max(evaluate(gains, chosen, cost).rate for chosen in depths)
+        tokens = np.cumsum(middle ** np.arange(max(depths) + 1.0)) * requests
+        pays = max(tokens[d] / took for d, took in zip(depths, seconds, strict=True))
         low, high = (low, middle) if pays > zero else (middle, high)
     return high
 

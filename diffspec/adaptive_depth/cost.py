@@ -23,6 +23,8 @@ EXACT = 16
 STALE, MOST_STALE = 256, 4096
 #: Steps for which it is believed that an entry does take more than larger ones.
 FIRM = 64
+#: Steps of a rest that make a sample.
+RESTED = 8
 #: Most votes of the entry that tells the pace.
 VOTES = 32
 #: Weight of a new sample in plain averages.
@@ -119,6 +121,15 @@ class CostModel:
         if line.spans():
             self._slope = line.slope()
 
+    def rested(self, requests: int, context: int, steps: int, seconds: float) -> None:
+        """So many steps without drafts passed that nobody timed one by one, ``seconds`` each all in
+        all. Their mean counts as few samples, since one long step may be all there is to it."""
+        samples = max(1, steps // RESTED)
+        self._clock += steps - samples
+        verify = seconds - self.gap() - self.propose(requests, 0)
+        for _ in range(samples if verify > 0 else 0):
+            self.observe_verify(requests, requests, context + requests * steps // 2, verify)
+
     def _vote(self, at: tuple[int, int]) -> tuple[int, int]:
         if at == self._reference:
             self._votes = min(self._votes + 1, VOTES)
@@ -190,6 +201,13 @@ class CostModel:
             elsewhere=lambda rows: self._elsewhere(requests, rows, context),
             monotonic=self._monotonic,
         )
+
+    def compares(self, requests: int, context: int) -> bool:
+        """Whether steps with and without drafts were measured for so many requests of about
+        ``context`` tokens in all, however long ago."""
+        b, drafting = bucket(requests), (self._propose, self._rebuilding)
+        met = {rows > b for rows, line in self._verify.get(b, {}).items() if line.met(context)}
+        return len(met) == 2 and any(line.count for lines in drafting for line in lines.values())
 
     def propose(self, requests: int, depth: int) -> float:
         """Seconds of proposing, rebuilding included at its present frequency."""

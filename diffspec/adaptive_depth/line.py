@@ -125,7 +125,11 @@ class Line:
 
     def knows(self, x: float) -> bool:
         """Whether it has seen enough samples, and some near ``x``."""
-        return self.count >= ENOUGH and self._low * REACH <= x <= self._high / REACH
+        return self.count >= ENOUGH and self._near(x)
+
+    def met(self, x: float) -> bool:
+        """Whether it has seen more near ``x`` than a first sample, doubted since or not."""
+        return self.count >= ENOUGH - 1 and self._near(x)
 
     def settled(self, x: float) -> bool:
         """Whether ``x`` lies where its samples lie, and they have lain there for a while: what
@@ -135,6 +139,9 @@ class Line:
     def describe(self) -> dict[str, float]:
         """Where the line stands: mean x, y there, slope, usual deviation."""
         return {"x": self._x, "y": self._y, "slope": self.slope(), "deviation": self._spread}
+
+    def _near(self, x: float) -> bool:
+        return self._low * REACH <= x <= self._high / REACH
 
     def _here(self, x: float) -> bool:
         return abs(x - self._x) <= NARROW * self._x

@@ -192,7 +192,8 @@ def simulate(
     seed: int = 0,
     confidence: Confidence | None = None,
 ) -> Trace:
-    """Serve one batch that stays together.
+    """Serve one batch that stays together; it rests as long as a plan lets it, as
+    :class:`~diffspec.proposer.resting.Resting` has it.
 
     Args:
         depth: K.
@@ -207,6 +208,8 @@ def simulate(
     lengths = np.full(b, length)
     depths = planned = policy.plan(slots, lengths, room).depths
     shadows = np.zeros(b, dtype=np.int64)
+    rest = 0
+    rested: list[float] = []
     waiting: dict[int, tuple[int, int, FloatArray]] = {}
     own: FloatArray | None = None
     unloaded = machine
@@ -222,6 +225,9 @@ def simulate(
             # A token's own acceptance is known with its confidence, when it is drafted.
             if own is None or confidence is None:
                 own = rates
+            if rested and not rest:
+                policy.rested(slots, len(rested), sum(rested) / len(rested))
+                rested = []
             right = np.cumprod(rng.random((b, depth)) < own, axis=1, dtype=np.int64).sum(1)
             accepted = np.minimum(right, depths)
             beyond = np.where((accepted == depths) & (depths < planned), right > depths, -1)
@@ -236,9 +242,14 @@ def simulate(
             chosen = evaluate(gains, depths, seconds)
             best = choose(gains, room, seconds)
 
-            plan = policy.plan(slots, lengths, room)
-            depths, planned, shadows = plan.depths, plan.depths, plan.shadows.copy()
-            shadows[list(waiting)] = 0  # one comparison at a time
+            resting = rest > 0
+            rest -= resting
+            if not resting:
+                plan = policy.plan(slots, lengths, room)
+                depths, planned, shadows = plan.depths, plan.depths, plan.shadows.copy()
+                shadows[list(waiting)] = 0  # one comparison at a time
+                if not (waiting or depths.any() or shadows.any()):
+                    rest = plan.rest
             deepest = int(planned.max())
             own = rates
             if confidence is not None:
@@ -271,13 +282,15 @@ def simulate(
                 shadow=int(shadows.max()),
             )
             factor = 3.0 if rng.random() < outliers else 1.0
-            policy.timed(
-                replace(
-                    measured,
-                    verify=verify * factor * (1 + noise * rng.standard_normal()),
-                    propose=measured.propose * (1 + noise * rng.standard_normal()),
-                )
+            measured = replace(
+                measured,
+                verify=verify * factor * (1 + noise * rng.standard_normal()),
+                propose=measured.propose * (1 + noise * rng.standard_normal()),
             )
+            if resting:
+                rested.append(measured.verify + measured.propose + machine.gap)
+            else:
+                policy.timed(measured)
     return trace
 
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffspec.adaptive_depth.acceptance import FIRST_GUESS, AcceptanceStatistics
+from diffspec.adaptive_depth.acceptance import (
+    FIRST_GUESS,
+    MEMORY,
+    PRIOR_FADE,
+    PRIOR_LEAST,
+    PRIOR_WEIGHT,
+    AcceptanceStatistics,
+)
 
 K = 4
 ONE = np.array([1])
@@ -96,6 +103,42 @@ def test_a_short_run_that_is_not_unusual_is_no_turn() -> None:
     for _ in range(10):
         feed(statistics, 1, (1, 0))
     assert statistics.turns == 1
+
+
+def test_a_change_of_the_text_drops_what_was_known_of_every_position() -> None:
+    """Against the outcomes themselves, those from before the run dropped at a change."""
+    statistics, rng, turns, longest = AcceptanceStatistics(2, K), np.random.default_rng(3), 0, 0
+    steps: list[int] = []
+    for rate in (0.93, 1.0, 0.0, 1.0, 0.05, 0.98):
+        for _ in range(150):
+            steps.append(int(np.cumprod(rng.random(K) < rate).sum()))
+            feed(statistics, 1, (K, steps[-1]))
+            if statistics.turns > turns:
+                turns = statistics.turns
+                run = next(
+                    (n for n, a in enumerate(reversed(steps)) if (a > 0) != (steps[-1] > 0)),
+                    len(steps),
+                )
+                steps, longest = steps[-run:], max(longest, run)
+            process, rates = statistics.process_rates(), statistics.rates(ONE)[0]
+            weight = max(PRIOR_LEAST, PRIOR_WEIGHT / (1 + statistics.seen[1] / PRIOR_FADE))
+            shift = 0.0
+            for i in range(K):
+                outcomes = np.array([accepted > i for accepted in steps if accepted >= i], float)
+                kept = (1 - 1 / MEMORY) ** np.arange(len(outcomes))[::-1]
+                prior = min(max(process[i] + shift, 0.01), 0.99)
+                expected = ((kept * outcomes).sum() + weight * prior) / (kept.sum() + weight)
+                assert rates[i] == pytest.approx(expected)
+                shift = expected - process[i]
+    assert turns >= 4
+    assert longest > MEMORY, "a run longer than what is remembered"
+
+
+def test_requests_that_stay_as_they_are_do_not_turn() -> None:
+    statistics = AcceptanceStatistics(2, K)
+    for _ in range(400):
+        statistics.observe(np.array([0, 1]), np.array([K, K]), np.array([K, 0]))
+    assert statistics.turns == 0
 
 
 def test_forgetting_a_slot_leaves_the_others_alone() -> None:

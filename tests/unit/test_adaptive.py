@@ -11,8 +11,9 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffspec.adaptive_depth.adaptive import GLANCE, AdaptiveDepth, DepthLimits
-from diffspec.adaptive_depth.policy import StepTimes
+from diffspec.adaptive_depth.adaptive import GLANCE, LOOK_AGAIN, AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.cost import CostModel
+from diffspec.adaptive_depth.policy import FixedDepth, IntArray, Plan, StepTimes
 from diffspec.adaptive_depth.shadow import WINDOW
 from diffspec.testbed.simulator import (
     MACHINES,
@@ -199,6 +200,34 @@ def test_a_host_with_graphs_for_two_depths() -> None:
     assert not any(depths.any() for depths in trace.depths[460:])
 
 
+def test_long_contexts_with_graphs_start_at_a_depth_that_caution_admits() -> None:
+    def first(allowed: tuple[int, ...], *lengths: int, least: int = 0) -> list[int]:
+        limits = DepthLimits(5, least, allowed, long_context=50_000, long_depth=2)
+        slots = np.arange(len(lengths))
+        policy = AdaptiveDepth(len(lengths), limits)
+        return policy.plan(slots, np.array(lengths), np.full_like(slots, 5)).depths.tolist()
+
+    assert first((0, 5), 40_000) == [5]
+    assert first((0, 5), 60_000) == [0]
+    assert first((0, 1, 2, 5), 60_000) == [2]
+    assert first((0, 5), 60_000, 40_000) == [5, 5], "the others' depth is the step's"
+    assert first((5,), 60_000, least=1) == [5], "there is no other"
+    limits = DepthLimits(5, allowed=(0, 5), long_context=50_000)
+    trace = run(WEIGHT_BOUND, Phase(300, [0.95]), length=60_000, limits=limits)
+    assert not any(depths.any() for depths in trace.depths[:4])
+    assert np.mean(trace.depths[50:]) > 4.5, "secret drafts end the caution"
+
+
+def test_no_step_is_planned_for_which_there_is_no_graph() -> None:
+    policy = AdaptiveDepth(2, DepthLimits(5, allowed=(0, 3, 5)))
+    slots, lengths = np.array([0, 1]), np.array([100, 100])
+    for room, depth in ((5, 5), (4, 3), (2, 0), (0, 0)):
+        plan = policy.plan(slots, lengths, np.array([5, room]))
+        assert plan.depths.tolist() == [depth, depth]
+    policy = AdaptiveDepth(2, DepthLimits(5, least=1, allowed=(5,)))
+    assert policy.plan(slots, lengths, np.array([5, 2])).depths.tolist() == [5, 2]
+
+
 def test_near_the_end_of_a_context_there_is_less_room() -> None:
     policy = AdaptiveDepth(2, DepthLimits(5))
     plan = policy.plan(np.array([0, 1]), np.array([100, 100]), np.array([0, 2]))
@@ -212,6 +241,112 @@ def test_break_even_acceptance() -> None:
     found = policy.break_even(1, 20_000)
     # Two rows cost as much as six here, twice as much as one: about one more token is needed.
     assert 0.4 < found < 0.65
+
+
+def served(policy: AdaptiveDepth, rows: int, depth: int, verify: float, propose: float) -> None:
+    """Four steps of one request of 1000 tokens, as they were timed."""
+    for _ in range(4):
+        policy.timed(
+            StepTimes(1, rows, 1000, True, verify, propose, propose / 2, 0.001, depth, False, 0)
+        )
+
+
+@pytest.mark.parametrize("allowed", [None, (0, 5)])
+def test_break_even_is_not_told_from_guesses(allowed: tuple[int, ...] | None) -> None:
+    policy = AdaptiveDepth(1, DepthLimits(5, allowed=allowed))
+    for rows in range(1, 9):
+        policy.seed(rows, 0.010 + 0.001 * rows)
+    assert np.isnan(policy.break_even(1, 1000)), "the sweep alone"
+    served(policy, 1, 0, 0.019, 0.0)
+    assert np.isnan(policy.break_even(1, 1000)), "no step with drafts"
+    served(policy, 2, 1, 0.021, 0.002)
+    served(policy, 6, 5, 0.035, 0.004)
+    found = policy.break_even(1, 1000)
+    # 20 ms without drafts, 24 ms for one token (the entries' few samples are hoped to be a little
+    # less), 40 ms for five: 1 + a = 24 / 20, or 1 + a + … + a⁵ = 40 / 20.
+    (root,) = (r.real for r in np.roots([1, 1, 1, 1, 1, -1]) if abs(r.imag) < 1e-9)
+    assert found == pytest.approx(0.2 if allowed is None else root, abs=0.05)
+    assert np.isnan(policy.break_even(1, 30_000)), "far from here"
+    assert np.isnan(policy.break_even(2, 1000)), "of two requests"
+    policy.cost.age()
+    assert policy.break_even(1, 1000) <= found, "doubted, in favour of drafting"
+
+
+def test_break_even_needs_a_step_without_drafts() -> None:
+    policy = AdaptiveDepth(1, DepthLimits(5))
+    served(policy, 4, 3, 0.02, 0.002)
+    assert np.isnan(policy.break_even(1, 1000))
+
+
+def paused_after(drafting: int, *, steps: int, verify: float) -> list[int]:
+    """After so many steps with drafts that were right, and then wrong ones: in which steps of the
+    pause something is drafted, ``verify`` seconds being what verification takes then."""
+    policy, slots, room = AdaptiveDepth(1, DepthLimits(1)), np.array([0]), np.array([1])
+    tried, since, depths = [], -1, np.array([0])
+    for step in range(drafting + steps):
+        right = int(step < drafting)
+        if depths[0]:
+            policy.observe(slots, depths, depths * right, np.array([-1]))
+        drafted = int(depths[0])
+        plan = policy.plan(slots, np.array([1000]), room)
+        depths = plan.depths
+        if step >= drafting and not plan.measuring:
+            if since < 0 and not depths[0]:
+                since = step
+            elif since >= 0 and depths[0]:
+                tried.append(step - since)
+        took = 0.010 if not drafted else 0.012 if step < drafting else verify
+        policy.timed(
+            StepTimes(
+                1, 1 + drafted, 1000, True, took, 0.0005, 0.0004, 0.0, int(depths[0]), False, 0
+            )
+        )
+    return tried
+
+
+def test_a_pause_lasts_before_drafting_is_tried_again() -> None:
+    """However long ago the last try was when it began."""
+    tried = paused_after(700, steps=600, verify=0.0105)
+    assert tried
+    assert tried[0] >= LOOK_AGAIN
+
+
+def test_costs_are_doubted_only_after_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    aged = []
+    monkeypatch.setattr(CostModel, "age", lambda self: aged.append(self))
+    policy = AdaptiveDepth(1, DepthLimits(5))
+    simulate(policy, CPU, [Phase(1200, [0.98]), Phase(1000, [0.0])], depth=5, length=16384)
+    assert not aged
+    simulate(policy, CPU, [Phase(600, [0.0])], depth=5, length=16384)
+    assert aged
+
+
+@pytest.mark.parametrize(("gain", "depth"), [(1.004, 1), (1.04, 2)])
+def test_who_comes_starts_and_the_others_go_on(gain: float, depth: int) -> None:
+    """Another request in the batch is no reason to change depths for next to nothing."""
+    policy, lengths = AdaptiveDepth(3, DepthLimits(2)), np.full(3, 1000)
+    for step in range(400):  # half of all tokens are right
+        accepted = np.full(3, (0, 1, 0, 2)[step % 4])
+        policy.observe(np.arange(3), np.full(3, 2), accepted, np.full(3, -1))
+    for rows, seconds in ((3, 0.020), (6, 0.024), (9, 0.024 * (1.75 / 1.5) / gain)) * 60:
+        chosen = rows // 3 - 1
+        policy.timed(StepTimes(3, rows, 3000, True, seconds, 0.0, 0.0, 0.0, chosen, False, 0))
+    alone = policy.plan(np.arange(2), lengths[:2], np.ones(2, dtype=np.int64))
+    assert alone.depths.tolist() == [1, 1], "there is no room for more"
+    joined = policy.plan(np.arange(3), lengths, np.full(3, 2))
+    assert joined.depths.tolist() == [depth, depth, 2]
+
+
+@pytest.mark.parametrize(("gain", "depth"), [(1.02, 0), (1.05, 1)])
+def test_who_comes_does_not_end_a_pause_for_next_to_nothing(gain: float, depth: int) -> None:
+    policy, one, two = AdaptiveDepth(2, DepthLimits(1)), np.array([0]), np.array([0, 1])
+    for step in range(200):
+        policy.observe(one, np.array([1]), np.array([step % 2]), np.array([-1]))
+    for rows, seconds in ((1, 0.02), (2, 0.02 * 1.5 / gain)) * 60:
+        policy.timed(StepTimes(1, rows, 1000, True, seconds, 0.0, 0.0, 0.0, rows - 1, False, 0))
+    policy.plan(one, np.array([1000]), np.array([0]))  # no room: it pauses
+    plan = policy.plan(two, np.array([1000, 1000]), np.array([1, 1]))
+    assert plan.depths.tolist() == [depth, depth]
 
 
 def test_a_request_that_paused_keeps_what_it_has_shown() -> None:
@@ -345,3 +480,45 @@ def test_cuts_keep_to_the_depths_there_are() -> None:
     least = DepthLimits(5, least=1)
     recurrent = run(CPU, Phase(300, [0.3, 0.6]), limits=least, confidence=SURE)
     assert all((d >= 1).all() for d in recurrent.depths)
+
+
+class Sleeper(FixedDepth):
+    """Never drafts, and rests; keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.plans, self.timings, self.rests = 0, 0, []  # type: ignore[var-annotated]
+
+    def plan(self, slots: IntArray, lengths: IntArray, room: IntArray, **others: int) -> Plan:
+        self.plans += 1
+        return super().plan(slots, lengths, room, **others)
+
+    def timed(self, times: StepTimes) -> None:
+        self.timings += 1
+
+    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+        self.rests.append((steps, seconds))
+
+
+def test_the_simulator_rests_as_long_as_it_may() -> None:
+    policy = Sleeper()
+    rest = policy.plan(np.array([0]), np.array([1]), np.array([5])).rest
+    trace = simulate(
+        policy, WEIGHT_BOUND, [Phase(3 * (rest + 1) + 1, [0.5])], depth=5, length=8192, noise=0,
+        outliers=0,
+    )  # fmt: skip
+    assert policy.plans == 2 + 4, "asked here, at first, and after each rest"
+    assert policy.timings == 4
+    assert [steps for steps, _ in policy.rests] == [rest] * 3
+    assert policy.rests[0][1] == pytest.approx(np.mean(trace.took[1 : rest + 1]))
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_a_load_that_ends_in_a_pause_is_noticed(machine: Machine) -> None:
+    """Few steps of a pause are timed one by one."""
+    policy = AdaptiveDepth(1, DepthLimits(5))
+    phases = Phase(100, [0.9]), Phase(300, [0.0], load=3.0), Phase(150, [0.0])
+    simulate(policy, machine, phases, depth=5, length=16384)
+    cost = policy._cost(1, 17_000)
+    assert cost is not None
+    assert cost(0, 0) == pytest.approx(machine.step(1, 17_000)(0, 0), rel=0.1)

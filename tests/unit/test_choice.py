@@ -64,9 +64,9 @@ def test_effort_goes_where_it_is_of_use() -> None:
 
 def test_a_host_with_graphs_for_some_depths() -> None:
     gains = gains_of(np.array([[0.9] * 5, [0.5] * 5]))
-    caps = np.array([5, 2])
+    caps = np.array([5, 5])
     best = choose_uniform(gains, caps, linear(0.01), (0, 5))
-    assert best.depths.tolist() == [5, 2]
+    assert best.depths.tolist() == [5, 5]
     best = choose_uniform(gains, caps, linear(1), (0, 5))
     assert best.depths.tolist() == [0, 0]
 

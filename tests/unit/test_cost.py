@@ -319,6 +319,24 @@ def test_an_entry_that_was_not_touched_for_long_is_doubted_and_then_forgotten() 
     assert found(model, 1, 6).seconds == pytest.approx(0.04, rel=0.1)
 
 
+def test_steps_of_a_rest_count() -> None:
+    model = CostModel()
+    for _ in range(10):
+        model.observe_verify(1, 6, 1000, 0.09)
+        model.observe_verify(1, 1, 1000, 0.03)
+        model.observe_propose(1, 0, 0.001, chain=0.0, rebuilt=False, shadow=0)
+        model.observe_gap(0.002)
+    for _ in range(STALE // 16 - 1):
+        model.rested(1, 1000, 16, 0.033)
+    assert found(model, 1, 6).seen
+    assert found(model, 1, 1).seconds == pytest.approx(0.03, rel=0.02)
+    model.rested(1, 1000, 16, 0.5)
+    assert not found(model, 1, 6).seen, "too long ago"
+    assert found(model, 1, 1).seconds == pytest.approx(0.03, rel=0.05), "one long step, perhaps"
+    model.rested(1, 1000, 16, 0.5)
+    assert found(model, 1, 1).seconds == pytest.approx(0.5, rel=0.05), "it is not"
+
+
 def test_an_entry_that_is_as_it_was_is_doubted_later_the_next_time() -> None:
     model, doubted = CostModel(), []
     for step in range(4 * STALE):
