@@ -23,7 +23,7 @@ from diffspec.adaptive_depth.confidence import Calibration
 from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.early import Gate, Outlook, Prices
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
-from diffspec.adaptive_depth.shadow import GUESS, ShadowDrafts
+from diffspec.adaptive_depth.shadow import GUESS, LAST_GAP, ShadowDrafts
 from diffspec.adaptive_depth.standing import Standing
 
 #: By how much another choice must promise to be better before it is taken: between depths, and
@@ -67,6 +67,11 @@ class DepthLimits:
     allowed: tuple[int, ...] | None = None
     long_context: int = 1 << 62
     long_depth: int = 1
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is any depth but 0."""
+        return self.allowed is None or any(self.allowed)
 
 
 class AdaptiveDepth:
@@ -354,6 +359,8 @@ class AdaptiveDepth:
         self.shadows.drafting(slots[~idle])
         if not idle.any():
             return Plan(depths, shadows)
+        if not self.limits.drafts:  # nothing to find out
+            return Plan(depths, shadows, rest=LAST_GAP)
         if idle.all() and (rest := self._rest(slots)) > 0:
             self.shadows.rested(slots, 1)
             return Plan(depths, shadows, rest=rest - 1)

@@ -228,6 +228,22 @@ def test_no_step_is_planned_for_which_there_is_no_graph() -> None:
     assert policy.plan(slots, lengths, np.array([5, 2])).depths.tolist() == [5, 2]
 
 
+def test_where_nothing_may_be_drafted_nothing_is_found_out() -> None:
+    policy = AdaptiveDepth(1, DepthLimits(5, allowed=(0,)))
+    slots, room, planned = np.arange(1), np.full(1, 5), 0
+    times = StepTimes(1, 1, 2048, True, 0.01, 0.0001, 0.0, 0.0005, 0, False, 0)
+    steps = 0
+    while steps < 600:
+        plan = policy.plan(slots, np.full(1, 2048 + steps), room)
+        assert not plan.depths.any()
+        assert not plan.shadows.any()
+        policy.timed(times)
+        policy.rested(slots, plan.rest, 0.0106)
+        steps += 1 + plan.rest
+        planned += 1
+    assert planned <= 20
+
+
 def test_near_the_end_of_a_context_there_is_less_room() -> None:
     policy = AdaptiveDepth(2, DepthLimits(5))
     plan = policy.plan(np.array([0, 1]), np.array([100, 100]), np.array([0, 2]))
