@@ -299,8 +299,10 @@ class AdaptiveDepth:
             if limits.least or best.rate > RESUME * zero.rate:
                 return best
             return self._try_again(gains, caps, cost, zero) or zero
-        if last.min() < 0:  # the others go on as they did, with what is best for the new ones
-            last = np.where(last < 0, best.depths if limits.allowed is None else last.max(), last)
+        if limits.allowed is not None:  # the depth is the batch's
+            last = np.full_like(last, last.max())
+        elif last.min() < 0:  # the others go on as they did, with what is best for the new ones
+            last = np.where(last < 0, best.depths, last)
         last = np.minimum(last, caps)
         held = outlook.evaluate(last, best.rate)[0] if cuts else evaluate(gains, last, cost)
         if best.depths.any() and best.rate < SWITCH * held.rate and held.rate >= zero.rate:

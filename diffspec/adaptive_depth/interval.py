@@ -37,10 +37,12 @@ class RetrievalInterval:
     def __init__(self, slots: int, *, interval: int, reach: int | None = None) -> None:
         self.interval, self.reach = interval, reach
         # How often a request's first tokens are accepted, by how many steps; how many were missed
-        # in a row; whether all drafts were right since the selection was made.
+        # in a row, and whether that is a drop; whether all drafts were right since the selection
+        # was made.
         self._usual = np.ones(slots)
         self._trials = np.full(slots, _PSEUDO, dtype=np.int64)
         self._missed = np.zeros(slots, dtype=np.int64)
+        self._dropped = np.zeros(slots, dtype=np.bool_)
         self._right = np.ones(slots, dtype=np.bool_)
         self._stable = np.zeros(slots, dtype=np.bool_)
 
@@ -51,7 +53,10 @@ class RetrievalInterval:
         trials = np.minimum(self._trials[slots] + 1, _MEMORY)
         self._trials[slots] = trials
         self._usual[slots] += (first - self._usual[slots]) / trials
-        self._missed[slots] = np.where(first, 0, self._missed[slots] + 1)
+        self._missed[slots] = missed = np.where(first, 0, self._missed[slots] + 1)
+        rare = (missed >= _MISSES) & ((1 - self._usual[slots]) ** missed < _RARE)
+        # A run that lasts becomes what is usual: it is a drop all the same.
+        self._dropped[slots] = ~first & (self._dropped[slots] | rare)
         self._right[slots] &= accepted == drafted
 
     def overdue(self, slots: IntArray, steps: IntArray, ahead: IntArray) -> npt.NDArray[np.bool_]:
@@ -64,10 +69,8 @@ class RetrievalInterval:
         """
         if self.reach is None:
             return np.greater_equal(steps, self.interval)
-        missed = self._missed[slots]
-        dropped = (missed >= _MISSES) & ((1 - self._usual[slots]) ** missed < _RARE)
         followed = self._right[slots] & (ahead <= self.reach)
-        stretched = followed | (self._stable[slots] & ~dropped)
+        stretched = followed | (self._stable[slots] & ~self._dropped[slots])
         late: npt.NDArray[np.bool_] = (steps >= self.interval) & ~stretched
         return late
 
@@ -82,4 +85,4 @@ class RetrievalInterval:
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
         self._usual[slot], self._trials[slot], self._missed[slot] = 1, _PSEUDO, 0
-        self._right[slot], self._stable[slot] = True, False
+        self._right[slot], self._stable[slot], self._dropped[slot] = True, False, False

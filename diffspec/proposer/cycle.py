@@ -142,6 +142,8 @@ class DraftingCycle:
         faults = self.faults.total
         before = self.counters.rebuilds, self.counters.seconds["draft"]
         self.submission.begin()
+        self.counters.scheduled += int(batch.drafted.sum())
+        self.counters.accepted += int(batch.accepted.sum())
         # Whatever is to be drafted and then is not has met a fault.
         self._why = np.full(len(batch.request_ids), FAULT)
         work = self._plan(batch)
@@ -278,8 +280,6 @@ class DraftingCycle:
                     without,
                 )
             self._why[slots < 0] = NO_SLOT
-        self.counters.scheduled += int(batch.drafted.sum())
-        self.counters.accepted += int(batch.accepted.sum())
         sent = self.submission.tails.sent(slots, batch)
         beyond = self.submission.tails.compare(slots, batch)
         seen = np.flatnonzero((sent > 0) | (beyond >= 0))

@@ -151,9 +151,9 @@ def environment(kv_gib: int = 2, **more: str) -> dict[str, str]:
     """Variables for a process that runs an :class:`OfflineEngine`: this one's, and ours.
 
     Computing threads are bound to all cores, one each, and spin for 5 ms between parallel regions,
-    as those of a server's worker are by vLLM itself, but for the core that it reserves
-    (``diffspec.cli.serving``). Unbound, two threads share a core now and then, and they
-    spin for 200 ms, beside whatever is measured next.
+    as vLLM itself has it for those of a server's worker. Unbound, two threads share a core now and
+    then, and they spin for 200 ms, beside whatever is measured next. Not so where vLLM is told to
+    bind nothing: several processes would be bound to the same first core.
     """
     preload = Path(sys.prefix) / "lib" / "libiomp5.so"
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
@@ -165,9 +165,10 @@ def environment(kv_gib: int = 2, **more: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if preload.exists():
+    if preload.exists() and more.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind":
         ours["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{cores}]"
         ours |= {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
+    if preload.exists():
         ours["LD_PRELOAD"] = f"{preload}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
     return {**os.environ, **ours, **more}
 

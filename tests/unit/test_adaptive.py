@@ -228,6 +228,39 @@ def test_no_step_is_planned_for_which_there_is_no_graph() -> None:
     assert policy.plan(slots, lengths, np.array([5, 2])).depths.tolist() == [5, 2]
 
 
+@pytest.mark.parametrize("good", [0, 1])
+def test_requests_that_did_otherwise_alone_are_one_batch_where_there_are_graphs(good: int) -> None:
+    policy = AdaptiveDepth(2, DepthLimits(5, allowed=(0, 5)))
+    slots, lengths, room = np.arange(2), np.full(2, 2048), np.full(2, 5)
+
+    right = np.where(slots == good, 5, 0)
+
+    def step(at: IntArray, drafted: IntArray) -> IntArray:
+        if drafted.any():
+            some = drafted > 0
+            accepted = np.minimum(right[at], drafted)[some]
+            policy.observe(at[some], drafted[some], accepted, np.full(some.sum(), -1))
+        depths = policy.plan(at, lengths[at], room[at]).depths
+        b, rows, deepest = len(at), len(at) + int(depths.sum()), int(depths.max())
+        verify, propose = 0.01 + 0.0005 * rows, 0.0002 + 0.001 * deepest
+        policy.timed(
+            StepTimes(b, rows, 2048 * b, True, verify, propose, 0.0, 0.0, deepest, False, 0)
+        )
+        return depths
+
+    # One after the other, the good draft is used and the wrong one is not; then both come together.
+    for slot in (good, 1 - good):
+        alone, drafted = slots[slot : slot + 1], np.zeros(1, dtype=np.int64)
+        for _ in range(80):
+            drafted = step(alone, drafted)
+        assert drafted == right[slot]
+    drafted = np.zeros(2, dtype=np.int64)
+    for _ in range(40):
+        drafted = step(slots, drafted)
+        assert drafted[0] == drafted[1]
+    assert drafted.any()
+
+
 def test_where_nothing_may_be_drafted_nothing_is_found_out() -> None:
     policy = AdaptiveDepth(1, DepthLimits(5, allowed=(0,)))
     slots, room, planned = np.arange(1), np.full(1, 5), 0

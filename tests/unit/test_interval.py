@@ -123,7 +123,7 @@ def test_a_draft_that_turns_wrong_ends_it_within_two_steps(rate: float, seed: in
         interval.observe(array(0), array(5), array(0))
     assert due(interval, INTERVAL, ahead=10)
     interval.renewed(array(0))
-    for _ in range(50):  # and while it stays wrong, the interval is the configured one
+    for _ in range(500):  # and while it stays wrong, the interval is the configured one
         interval.observe(array(0), array(5), array(0))
         assert due(interval, INTERVAL, ahead=10)
         assert not due(interval, INTERVAL - 1, ahead=10)
