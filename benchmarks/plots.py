@@ -19,7 +19,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from benchmarks.relay import paired_spans
+from benchmarks.relay import interval, span_ratios
 
 PARTS = ("draft", "score", "rebuild", "ingest", "append", "bookkeeping")
 OURS = "DiffSpec (2K draft)"
@@ -153,13 +153,20 @@ def plot_floor(record: Mapping[str, Any]) -> Figure:
     width = GROUP / len(arms)
     for i, arm in enumerate(arms):
         at = _beside(i, arms, cells)
-        heights = [paired_spans(cell["runs"], arm, "target-only") for cell in cells]
-        axes.bar_label(axes.bar(at, heights, width, label=arm), fmt="%.2f", fontsize=7)
+        ratios = [span_ratios(cell["runs"], arm, "target-only") for cell in cells]
+        middle = [statistics.median(r) for r in ratios]
+        ends = [interval(r) for r in ratios]
+        errors = [[m - e[0] for m, e in zip(middle, ends, strict=True)]]
+        errors.append([e[1] - m for m, e in zip(middle, ends, strict=True)])
+        bars = axes.bar(at, middle, width, yerr=errors, capsize=2, label=arm)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7)
     names = [f"{cell['length']} tokens, batch {cell['batch']}" for cell in cells]
     axes.set_xticks(range(len(cells)), names)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylabel("decode speed over target-only")
-    axes.set_title("A draft that is always wrong")
+    axes.set_title(
+        "A draft that is always wrong: medians, and where they may lie by resampling (95 %)"
+    )
     axes.legend(fontsize="small", ncols=3)
     return _signed(figure, record)
 
