@@ -30,6 +30,11 @@ STALE = 1 / 32
 SURPRISE, USUAL = 0.0002, 2.0
 
 
+def _faded(keep: FloatArray, times: int) -> FloatArray:
+    """What ``times`` ones in a row amount to, where each step keeps ``keep`` of those before."""
+    return np.where(keep < 1, (1 - keep**times) / np.maximum(1 - keep, 1e-12), times)
+
+
 class AcceptanceStatistics:
     """Exponentially weighted conditional acceptance.
 
@@ -53,13 +58,14 @@ class AcceptanceStatistics:
         # of equal outcomes of first positions.
         self._known = np.zeros((2, slots, depth))
         self._before = np.zeros((2, slots, depth))
-        self._all_hits = np.zeros(depth)
-        self._all_trials = np.zeros(depth)
+        self._all = np.zeros((2, depth))
         self._run = np.zeros(slots, dtype=np.int64)
         self._at = np.arange(depth)
         self._process: FloatArray | None = None
 
-    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+    def observe(
+        self, slots: IntArray, drafted: IntArray, accepted: IntArray, times: int = 1
+    ) -> None:
         """Learn what became of drafts, submitted or secret.
 
         A chain may have been cut before it was submitted, because the draft was unsure: were only
@@ -70,8 +76,9 @@ class AcceptanceStatistics:
             slots: ``[m]``, distinct.
             drafted: ``[m]``, at least 1 each.
             accepted: ``[m]``, at most ``drafted``.
+            times: in how many steps on end exactly this happened.
         """
-        self._watch_runs(slots, accepted > 0)
+        self._watch_runs(slots, accepted > 0, times)
         tried = self._at < np.minimum(drafted, accepted + 1)[:, None]
         hit = self._at < accepted[:, None]
         keep = np.where(tried, 1 - 1 / MEMORY, 1.0)
@@ -81,20 +88,22 @@ class AcceptanceStatistics:
             missed = (self._at >= drafted[:, None]) & full[:, None]
             keep[missed] = 1 - STALE
             keep_all *= np.where(count, 1.0, (1 - STALE / 4) ** missed.sum(0))
+        new, new_all = np.stack((tried, hit)), np.stack((count, hit.sum(0)))
+        if times > 1:
+            new, new_all = new * _faded(keep, times), new_all * _faded(keep_all, times)
+            keep, keep_all = keep**times, keep_all**times
         self._before[:, slots] *= keep
-        self._known[:, slots] = self._known[:, slots] * keep + (tried, hit)
-        self._all_trials = self._all_trials * keep_all + count
-        self._all_hits = self._all_hits * keep_all + hit.sum(0)
-        self.seen[slots] += 1
+        self._known[:, slots] = self._known[:, slots] * keep + new
+        self._all *= keep_all
+        self._all += new_all
+        self.seen[slots] += times
         self._process = None
 
     def process_rates(self) -> FloatArray:
         """``a_i`` ``[K]`` of all requests."""
         if self._process is None:
             rates, before = [], FIRST_GUESS
-            for hits, trials in zip(
-                self._all_hits.tolist(), self._all_trials.tolist(), strict=True
-            ):
+            for trials, hits in self._all.T.tolist():
                 before = (hits + GUESS_WEIGHT * before) / (trials + GUESS_WEIGHT)
                 rates.append(before)
             self._process = np.array(rates)
@@ -124,13 +133,15 @@ class AcceptanceStatistics:
         weight: FloatArray = PRIOR_WEIGHT / (1 + self.seen[slots] / PRIOR_FADE)
         return np.maximum(PRIOR_LEAST, weight)
 
-    def _watch_runs(self, slots: IntArray, hit: npt.NDArray[np.bool_]) -> None:
+    def _watch_runs(self, slots: IntArray, hit: npt.NDArray[np.bool_], times: int) -> None:
         """Where first positions turn out, again and again, as they should not, believe the new."""
         run = self._run[slots]
-        run = np.where(hit, np.maximum(run, 0) + 1, np.minimum(run, 0) - 1)
-        if (begins := slots[np.abs(run) == 1]).size:
+        run = np.where(hit, np.maximum(run, 0) + times, np.minimum(run, 0) - times)
+        if (begins := slots[np.abs(run) == times]).size:
             self._before[:, begins] = self._known[:, begins]
-        weight, prior = self._weight(slots), float(self.process_rates()[0])
+        tried, right = self._all[:, 0]
+        prior = (right + GUESS_WEIGHT * FIRST_GUESS) / (tried + GUESS_WEIGHT)
+        weight = self._weight(slots)
         trials, hits = self._before[:, slots, 0]
         rate = (hits + weight * prior) / (trials + weight)
         likelihood = np.where(hit, rate, 1 - rate) ** np.abs(run)

@@ -101,6 +101,9 @@ class AdaptiveDepth:
         # Whether no confidence could get anything cut of what was planned, and whether all drafts
         # were right in the last step.
         self._uncut = self._right = False
+        # Who drafted how much in the last steps, all of it right, that are not learnt yet.
+        self._again: tuple[IntArray, IntArray] | None = None
+        self._times = 0
         self.shadows = ShadowDrafts(slots)
         self._last = np.full(slots, -1, dtype=np.int64)
         self._steps = self._looked = self._tried = self._aged = 0
@@ -115,10 +118,24 @@ class AdaptiveDepth:
     ) -> None:
         """See :meth:`DepthPolicy.observe`."""
         tried, right = drafted + (beyond >= 0), accepted + (beyond > 0)
-        self.acceptance.observe(slots, tried, right)
+        certain, self._right = self._certain, np.array_equal(right, tried)
+        same = self._again is not None and all(map(np.array_equal, self._again, (slots, tried)))
+        if not (certain and self._right and same):
+            self._catch_up()
+        if certain and self._right:  # learnt together with the next ones
+            self._again = slots, tried
+            self._times += 1
+        else:
+            self.acceptance.observe(slots, tried, right)
         self.calibration.observe(slots, tried, right, secret=False)
-        self._right = np.array_equal(right, tried)
         self._standing.news()
+
+    def _catch_up(self) -> None:
+        """Learn of the steps in which all was right, as before."""
+        if self._again is not None:
+            slots, tried = self._again
+            self.acceptance.observe(slots, tried, tried, self._times)
+            self._again, self._times = None, 0
 
     def gate(self, slots: IntArray, planned: IntArray) -> Gate | None:
         """See :meth:`DepthPolicy.gate`."""
@@ -130,6 +147,7 @@ class AdaptiveDepth:
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """See :meth:`DepthPolicy.observe_shadows`."""
+        self._catch_up()
         self.acceptance.observe(slots, drafted, accepted)
         self.calibration.observe(slots, drafted, accepted, secret=True)
         self.shadows.observe(slots, accepted > 0)
@@ -170,6 +188,7 @@ class AdaptiveDepth:
 
     def forget(self, slot: int) -> None:
         """See :meth:`DepthPolicy.forget`."""
+        self._catch_up()
         self.acceptance.forget(slot)
         self.shadows.forget(slot)
         self.calibration.forget(slot)
@@ -199,6 +218,7 @@ class AdaptiveDepth:
         held = self._standing.held(slots, room, step=self._steps, turns=turns, calm=calm)
         if held is not None:
             return self._plan_of(slots, held, room)
+        self._catch_up()
         caps = self._caps(slots, lengths, room)
         load = len(slots) + others, self._context + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
@@ -225,6 +245,7 @@ class AdaptiveDepth:
 
     def gauges(self, requests: int, context: int) -> Mapping[str, float]:
         """See :meth:`DepthPolicy.gauges`."""
+        self._catch_up()
         first = float(self.acceptance.process_rates()[0])
         return {"acceptance_first": first, "break_even": self.break_even(requests, context)}
 

@@ -170,3 +170,26 @@ def test_requests_are_learnt_from_together_as_one_by_one() -> None:
         single.observe(slots[i : i + 1], drafted[i : i + 1], accepted[i : i + 1])
     every = np.arange(3)
     assert together.rates(every) == pytest.approx(single.rates(every), abs=1e-2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, K), st.integers(0, K)), max_size=20),
+    st.lists(st.integers(1, K), min_size=2, max_size=2),
+    st.integers(1, 20),
+)
+def test_what_happens_again_and_again_is_learnt_at_once(
+    before: list[tuple[int, int]], drafted: list[int], times: int
+) -> None:
+    both, all_right = np.arange(2), np.array(drafted)
+    one_by_one, at_once = AcceptanceStatistics(2, K), AcceptanceStatistics(2, K)
+    for statistics in (one_by_one, at_once):
+        for d, accepted in before:
+            statistics.observe(both, np.array([d, 1]), np.array([min(d, accepted), 1]))
+    turns = one_by_one.turns
+    for _ in range(times):
+        one_by_one.observe(both, all_right, all_right)
+    at_once.observe(both, all_right, all_right, times)
+    if one_by_one.turns == turns:  # a turn within is noticed at the end
+        assert at_once.rates(both) == pytest.approx(one_by_one.rates(both))
+        assert at_once.process_rates() == pytest.approx(one_by_one.process_rates())
+        assert at_once.seen.tolist() == one_by_one.seen.tolist()
