@@ -88,7 +88,8 @@ class AcceptanceStatistics:
             missed = (self._at >= drafted[:, None]) & full[:, None]
             keep[missed] = 1 - STALE
             keep_all *= np.where(count, 1.0, (1 - STALE / 4) ** missed.sum(0))
-        new, new_all = np.stack((tried, hit)), np.stack((count, hit.sum(0)))
+        new: FloatArray = np.array((tried, hit), dtype=np.float64)
+        new_all: FloatArray = np.array((count, hit.sum(0)), dtype=np.float64)
         if times > 1:
             new, new_all = new * _faded(keep, times), new_all * _faded(keep_all, times)
             keep, keep_all = keep**times, keep_all**times
