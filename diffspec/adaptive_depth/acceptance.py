@@ -140,9 +140,7 @@ class AcceptanceStatistics:
         run = np.where(hit, np.maximum(run, 0) + times, np.minimum(run, 0) - times)
         if (begins := slots[np.abs(run) == times]).size:
             self._before[:, begins] = self._known[:, begins]
-        tried, right = self._all[:, 0]
-        prior = (right + GUESS_WEIGHT * FIRST_GUESS) / (tried + GUESS_WEIGHT)
-        weight = self._weight(slots)
+        weight, prior = self._weight(slots), float(self.process_rates()[0])
         trials, hits = self._before[:, slots, 0]
         rate = (hits + weight * prior) / (trials + weight)
         likelihood = np.where(hit, rate, 1 - rate) ** np.abs(run)

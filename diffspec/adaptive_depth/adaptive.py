@@ -118,11 +118,11 @@ class AdaptiveDepth:
     ) -> None:
         """See :meth:`DepthPolicy.observe`."""
         tried, right = drafted + (beyond >= 0), accepted + (beyond > 0)
-        certain, self._right = self._certain, np.array_equal(right, tried)
-        same = self._again is not None and all(map(np.array_equal, self._again, (slots, tried)))
-        if not (certain and self._right and same):
+        was_certain, self._right = self._certain, np.array_equal(right, tried)
+        waits = was_certain and self._right  # to be learnt together with the next ones
+        if not (waits and self._again and all(map(np.array_equal, self._again, (slots, tried)))):
             self._catch_up()
-        if certain and self._right:  # learnt together with the next ones
+        if waits:
             self._again = slots, tried
             self._times += 1
         else:

@@ -33,7 +33,10 @@ from diffspec.proposer.working_set import WorkingSet
 
 logger = logging.getLogger("vllm.diffspec")
 
-NO_GAIN, NO_SLOT, LENGTH_LIMIT, FAULT, MEASURING, NOT_READY, UNSURE = range(len(ZERO_REASONS))
+NO_GAIN, NO_SLOT, LENGTH_LIMIT, FAULT, MEASURING, NOT_READY, UNSURE = map(
+    ZERO_REASONS.index,
+    ("no_gain", "no_slot", "length_limit", "fault", "measuring", "not_ready", "unsure"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,11 +165,11 @@ def environment(kv_gib: int = 2, **more: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if preload.exists() and more.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind":
-        ours["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{cores}]"
-        ours |= {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
     if preload.exists():
         ours["LD_PRELOAD"] = f"{preload}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")
+        if more.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind":
+            ours["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{cores}]"
+            ours |= {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
     return {**os.environ, **ours, **more}
 
 
