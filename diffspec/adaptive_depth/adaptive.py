@@ -23,7 +23,7 @@ from diffspec.adaptive_depth.confidence import Calibration
 from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.early import Gate, Outlook, Prices
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
-from diffspec.adaptive_depth.shadow import GUESS, LAST_GAP, ShadowDrafts
+from diffspec.adaptive_depth.shadow import GUESS, ShadowDrafts
 from diffspec.adaptive_depth.standing import Standing
 
 #: By how much another choice must promise to be better before it is taken: between depths, and
@@ -171,16 +171,19 @@ class AdaptiveDepth:
             cost.observe_gap(times.gap)
         spent = 0.0
         if times.shadow and times.depth == 0:
-            spent = max(0.0, times.propose - cost.propose(times.requests, 0))
+            spent = max(0.0, times.propose - cost.idle(times.requests))
         elif times.shadow:
             spent = cost.shadow(times.shadow) or GUESS * times.verify
         self.shadows.step(times.verify + times.propose + (times.gap or 0.0), spent)
 
-    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+    def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
         """See :meth:`DepthPolicy.rested`."""
         self._steps += steps
-        self.cost.rested(len(slots), self._context, steps, seconds)
+        self.cost.rested(len(slots), self._context, steps, seconds, propose)
+        self._context += steps * len(slots)
         self.shadows.rested(slots, steps, seconds)
+        self._standing.rested(steps, seconds)
+        return self._rest(slots, self._steps + 1)
 
     def seed(self, rows: int, seconds: float) -> None:
         """See :meth:`DepthPolicy.seed`."""
@@ -240,7 +243,8 @@ class AdaptiveDepth:
             worst = gains_of(self._table[slots].min(-1))[None]
             self._uncut = np.array_equal(prices.submit(worst, choice.depths)[0], choice.depths)
         if not choice.depths.any():
-            self._standing.pause(slots, step=self._steps)
+            hopeless = self._hopeless(slots, cost, zero)
+            self._standing.pause(slots, step=self._steps, seconds=zero.seconds, hopeless=hopeless)
         return self._done(slots, choice.depths, room)
 
     def gauges(self, requests: int, context: int) -> Mapping[str, float]:
@@ -347,15 +351,28 @@ class AdaptiveDepth:
         best = choose_uniform(gains, caps, cost, positive)
         return best if best.rate >= NEARLY * zero.rate else None
 
+    def _hopeless(self, slots: IntArray, cost: StepCost, zero: Choice) -> bool:
+        """Whether drafting would not even be tried if all tokens that the surest draft could get
+        accepted came in the time of the fewest."""
+        depths = [depth for depth in self.limits.allowed or (1,) if depth]
+        if not depths:
+            return True
+        more = float(gains_of(self._table[slots].max(-1)).sum())
+        drafted = 1 if self.limits.allowed is None else len(slots) * min(depths)
+        return (zero.tokens + more) / cost(drafted, min(depths)) < NEARLY * zero.rate
+
     @property
     def _certain(self) -> bool:
         """Whether there is nothing to learn for the moment: all drafts are right, and no doubt of
         the draft's would change anything."""
         return self._uncut and self._right
 
-    def _rest(self, slots: IntArray) -> int:
-        """Steps, this one included, until a look at these paused requests is due."""
-        return min(self._standing.look_in(self._steps), self.shadows.until_due(slots))
+    def _rest(self, slots: IntArray, step: int) -> int:
+        """Steps from ``step`` on, which nobody has asked about yet, until a look at these paused
+        requests is due, or a secret draft of theirs."""
+        if not self.limits.drafts:  # nothing to find out
+            return LOOK_AGAIN
+        return max(0, min(self._standing.look_in(step), self.shadows.until_due(slots)))
 
     def _must_look(self, cost: StepCost, choice: Choice, zero: Choice) -> bool:
         """Whether this step should draft nothing, only to see what that costs."""
@@ -382,9 +399,7 @@ class AdaptiveDepth:
         self.shadows.drafting(slots[~idle])
         if not idle.any():
             return Plan(depths, shadows)
-        if not self.limits.drafts:  # nothing to find out
-            return Plan(depths, shadows, rest=LAST_GAP)
-        if idle.all() and (rest := self._rest(slots)) > 0:
+        if idle.all() and (rest := self._rest(slots, self._steps)) > 0:
             self.shadows.rested(slots, 1)
             return Plan(depths, shadows, rest=rest - 1)
         # A draft whose first token is often right may be right further on, too.
@@ -392,7 +407,7 @@ class AdaptiveDepth:
         wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
         due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
         shadows[idle] = np.where(due, wanted, 0)
-        rest = 0
-        if idle.all() and not shadows.any():  # refused: the next one is due later
-            rest = max(0, min(self._rest(slots), self._standing.look_in(self._steps) - 1))
+        # Where they were refused the next ones are due later.
+        over = bool(shadows.any()) or not idle.all()
+        rest = 0 if over else self._rest(slots, self._steps + 1)
         return Plan(depths, np.minimum(shadows, room), rest=rest)

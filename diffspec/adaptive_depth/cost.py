@@ -75,8 +75,10 @@ class CostModel:
         self._slope = 0.0
         #: Between steps: the host's scheduling, which no depth changes.
         self._gap = Line()
-        #: What a step without drafts spends on proposing all the same, by requests.
+        #: What a step without drafts spends on proposing all the same, by requests: if it was
+        #: planned, and if it rested, as most do that follow each other.
         self._idle: dict[int, Line] = {}
+        self._resting: dict[int, Line] = {}
         self._shadow = Line()
         #: A draft step: the slope of proposing until depths have varied.
         self._draft_step = Line()
@@ -121,12 +123,16 @@ class CostModel:
         if line.spans():
             self._slope = line.slope()
 
-    def rested(self, requests: int, context: int, steps: int, seconds: float) -> None:
+    def rested(
+        self, requests: int, context: int, steps: int, seconds: float, propose: float
+    ) -> None:
         """So many steps without drafts passed that nobody timed one by one, ``seconds`` each all in
-        all. Their mean counts as few samples, since one long step may be all there is to it."""
+        all, ``propose`` of them for proposing. Their mean counts as few samples, since one long
+        step may be all there is to it."""
         samples = max(1, steps // RESTED)
         self._clock += steps - samples
-        verify = seconds - self.gap() - self.propose(requests, 0)
+        verify = seconds - self.gap() - propose
+        self._now(self._resting.setdefault(bucket(requests), Line())).add(1, propose)
         for _ in range(samples if verify > 0 else 0):
             self.observe_verify(requests, requests, context + requests * steps // 2, verify)
 
@@ -209,10 +215,14 @@ class CostModel:
         met = {rows > b for rows, line in self._verify.get(b, {}).items() if line.met(context)}
         return len(met) == 2 and any(line.count for lines in drafting for line in lines.values())
 
+    def idle(self, requests: int) -> float:
+        """Seconds of proposing in a step that was planned and drafts nothing."""
+        return self._nearest(self._idle, requests, 1)
+
     def propose(self, requests: int, depth: int) -> float:
         """Seconds of proposing, rebuilding included at its present frequency."""
         if depth == 0:
-            return self._nearest(self._idle, requests, 1)
+            return self._nearest(self._resting or self._idle, requests, 1)
         slope, share = self._now(self._draft_step).at(1), self._rebuild_rate
         # Where only one of both was ever seen, it has to stand for the other.
         plain = self._nearest(self._propose or self._rebuilding, requests, depth, slope)

@@ -129,9 +129,10 @@ class DepthPolicy(Protocol):
             others_context: the sum of their lengths.
         """
 
-    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
-        """Requests ``[m]`` had ``steps`` steps of ``seconds`` each without a plan; see
-        :attr:`Plan.rest`."""
+    def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
+        """Requests ``[m]`` had ``steps`` steps without a plan, of ``seconds`` each, ``propose`` of
+        them for proposing; see :attr:`Plan.rest`. Returns how many more nothing would be planned
+        for."""
 
     def timed(self, times: StepTimes) -> None:
         """Learn what a step took."""
@@ -147,7 +148,7 @@ class DepthPolicy(Protocol):
         requests of ``context`` tokens in all."""
 
 
-#: Steps between two looks at whether depth 0 is still wanted.
+#: Steps between two reports of a rest at depth 0.
 _FIXED_REST = 32
 
 
@@ -174,8 +175,9 @@ class FixedDepth:
         rest = 0 if self.depth else _FIXED_REST
         return Plan(np.minimum(room, self.depth), np.zeros_like(slots), rest=rest)
 
-    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+    def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
         """Nothing to learn."""
+        return 0 if self.depth else _FIXED_REST
 
     def timed(self, times: StepTimes) -> None:
         """Nothing to learn."""

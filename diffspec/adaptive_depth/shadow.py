@@ -22,9 +22,9 @@ ROUTINE = 0.012
 #: Steps between shadow drafts of one request: at first, after a hit, and at most, unless they cost
 #: so much that they have to be rarer.
 FIRST_GAP, HIT_GAP, LAST_GAP = 4, 2, 32
-#: Steps after which a shadow draft that could not be afforded is asked about again; after a hit
-#: :data:`FIRST_GAP`.
-LATER = 16
+#: Steps after which a shadow draft that could not be afforded is asked about again, at least and
+#: at most; after a hit :data:`FIRST_GAP`.
+LATER, LATEST = 8, 64
 #: Steps whose time is what a step takes now.
 RECENT = 16
 #: What a shadow draft is taken to cost before one was measured, as a share of a step.
@@ -65,8 +65,8 @@ class ShadowDrafts:
         hopeful = bool((self._gap[slots[waiting]] == HIT_GAP).any())
         usual = self._usual()
         cost = GUESS * usual if seconds is None else seconds
-        if not self._affordable(cost, usual, SHARE if hopeful else ROUTINE):
-            later = FIRST_GAP if hopeful else LATER
+        if wait := self._until_affordable(cost, usual, SHARE if hopeful else ROUTINE):
+            later = FIRST_GAP if hopeful else int(np.clip(wait, LATER, LATEST))
             self._since[slots[waiting]] = self._waits(slots[waiting]) - later
             waiting[:] = False
             return waiting
@@ -120,8 +120,12 @@ class ShadowDrafts:
         """Seconds of a step lately; 0 before the first."""
         return min(self._sum_steps / self._count, self._recent) if self._count else 0.0
 
-    def _affordable(self, cost: float, usual: float, share: float) -> bool:
-        # The oldest step leaves the window as this one enters it.
-        oldest = self._at if self._count == WINDOW else None
-        spent = self._sum_spent - (self._spent[oldest] if oldest is not None else 0.0)
-        return bool(usual and spent + cost <= share * usual * WINDOW)
+    def _until_affordable(self, cost: float, usual: float, share: float) -> int:
+        """Steps until ``cost`` fits into the share if nothing else is spent, 0 if it does now; at
+        most a window."""
+        if not usual:
+            return 1
+        # As this step enters the window the oldest one leaves it, and so on.
+        left = self._sum_spent - np.roll(self._spent, -self._at).cumsum()
+        fits = left + cost <= share * usual * WINDOW
+        return int(fits.argmax()) if fits.any() else WINDOW

@@ -11,6 +11,9 @@ from diffspec.adaptive_depth.shadow import LAST_GAP
 #: Steps for which a choice holds, unless requests come or go or a text is found to have changed,
 #: and at most, where it turned out the same again and nothing is to be learnt for the moment.
 HOLD, LONGEST_HOLD = 4, 16
+#: Steps after which a pause is looked at; at most, if drafting is hopeless, as long as steps rest
+#: and take what they took, to within a share of it.
+LOOK, LONGEST_PAUSE, ALIKE = LAST_GAP, 4 * LAST_GAP, 0.1
 
 
 class Standing:
@@ -23,9 +26,10 @@ class Standing:
         self._slots = np.zeros(0, dtype=np.int64)
         self._at = self._turns = 0
         self._hold = HOLD
-        # Slots that pause, and since when.
+        # Slots that pause, when that is looked at, no later than when, and a step's seconds.
         self._paused: IntArray | None = None
-        self._paused_at = 0
+        self._look_at = self._latest = 0
+        self._seconds = 0.0
 
     def take(self, slots: IntArray, depths: IntArray, *, step: int, turns: int, calm: bool) -> None:
         """``depths`` ``[m]`` were chosen for ``slots`` ``[m]`` in ``step``.
@@ -64,9 +68,18 @@ class Standing:
             return None
         return self._depths
 
-    def pause(self, slots: IntArray, *, step: int) -> None:
-        """``slots`` ``[m]`` draft nothing from ``step`` on."""
-        self._paused, self._paused_at = slots.copy(), step
+    def pause(self, slots: IntArray, *, step: int, seconds: float, hopeless: bool) -> None:
+        """``slots`` ``[m]`` draft nothing from ``step`` on, and steps take ``seconds``; whether it
+        would be ``hopeless`` to draft even if the costs were somewhat different."""
+        self._paused, self._seconds = slots.copy(), seconds
+        self._look_at = step + LOOK
+        self._latest = step + LONGEST_PAUSE if hopeless else self._look_at
+
+    def rested(self, steps: int, seconds: float) -> None:
+        """The pause went on for ``steps`` steps of ``seconds`` each that nobody timed one by one:
+        as long as all is as it was, there is no need to look."""
+        if abs(seconds - self._seconds) < ALIKE * self._seconds:
+            self._look_at = min(self._look_at + steps, self._latest)
 
     def pauses(self, slots: IntArray, *, step: int) -> bool:
         """Whether ``slots`` ``[m]`` pause and nothing is new; looked at afresh now and then, as
@@ -79,7 +92,7 @@ class Standing:
 
     def look_in(self, step: int) -> int:
         """Steps from ``step`` until a pause is looked at; at most 0 if that is due or none is."""
-        return 0 if self._paused is None else LAST_GAP - (step - self._paused_at)
+        return 0 if self._paused is None else self._look_at - step
 
     def news(self) -> None:
         """Something was learnt of a request."""

@@ -167,7 +167,7 @@ class DraftingCycle:
     def numbers(self) -> dict[str, float]:
         """Everything there is to report, by flat key of ``diffspec.metrics``; may wait for the
         device, so not to be asked for in every step."""
-        self._resting.wake(self.policy)
+        self._resting.settle(self.policy)
         held = self.slots.end != NOTHING
         return {
             **self.counters.flat(),
@@ -183,19 +183,24 @@ class DraftingCycle:
     def rests(self, request_ids: Sequence[str]) -> bool:
         """Whether a step of these requests without drafts, one row each, needs no :meth:`run`: its
         rows may be given to :meth:`rest`."""
-        return self._resting.left > 0 and request_ids == self.slots.last_ids
+        return request_ids == self.slots.last_ids and (self._resting.left > 0 or self._rests_on())
 
     def rest(self, token_ids: Tensor, features: Tensor, slots: Tensor) -> bool:
         """Put aside one row of each request, see :class:`PendingRows`; False, and nothing is done,
         if :meth:`run` has to be called all the same."""
-        if self._pending is None or not self._pending.put(token_ids, features, slots):
+        if self._pending is None:
             return False
+        if not self._pending.put(token_ids, features, slots):
+            self.flush()  # ends the rest if it fails
+            if not self._resting.left or not self._pending.put(token_ids, features, slots):
+                return False
         self._resting.take()
         return True
 
-    def verified(self, seconds: float) -> None:
-        """The target's own part of a step took so long; said by :meth:`timed`, too."""
-        self.counters.seconds["verify"] += seconds
+    def timed_rest(self, *, verify: float, propose: float) -> None:
+        """What the host measured of a step that :meth:`rest` took in, in seconds."""
+        self.counters.seconds["verify"] += verify
+        self._resting.timed(propose)
 
     def timed(self, *, verify: float, propose: float, gap: float | None) -> None:
         """What the host measured of the step that :meth:`run` just ended, in seconds; see
@@ -203,7 +208,7 @@ class DraftingCycle:
         if self._step is None:
             return
         step, self._step = self._step, None
-        self.verified(verify)
+        self.counters.seconds["verify"] += verify
         try:
             self.policy.timed(replace(step, verify=verify, propose=propose, gap=gap))
         except Exception as error:
@@ -260,6 +265,9 @@ class DraftingCycle:
 
     def _went_well(self) -> None:
         self.faults.clear_run()
+
+    def _rests_on(self) -> bool:
+        return self._resting.go_on(self.policy)
 
     def _plan(self, batch: StepBatch) -> Work | None:
         """Learn from the step and decide who drafts; None if nobody does."""
@@ -323,8 +331,8 @@ class DraftingCycle:
         keep = chains > 0
         if not keep.any():
             everyone = len(members) == len(batch.request_ids) and not self.slots.shadows
-            if plan.rest and everyone and left.min() > plan.rest:
-                self._resting.grant(plan.rest, slots[members])
+            if plan.rest and everyone:
+                self._resting.grant(plan.rest, slots[members], int(left.min()) - 1)
             return None
         members = members[keep]
         due = self._refresh.due(batch, members, slots[members])

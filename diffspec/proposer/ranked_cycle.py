@@ -83,16 +83,6 @@ class RankedCycle(DraftingCycle):
         self._resting.take()
         return True
 
-    def numbers(self) -> dict[str, float]:
-        """As of :class:`DraftingCycle`; may be asked for on one rank alone."""
-        left = self._resting.left
-        try:
-            return super().numbers()
-        finally:
-            if left:  # the others rest on
-                self._resting.left = left
-                self._resting.begin()
-
     def unusable(self, count: int, host_slots: Tensor, error: BaseException) -> list[list[int]]:
         """As of :class:`DraftingCycle`; the step is lost on all ranks."""
         if not self._off:
@@ -172,7 +162,8 @@ class RankedCycle(DraftingCycle):
         self._recovers = bool(numbers[:_REST].any())
         self._skips = bool(numbers[_UNREAD])
         if not self._recovers:
-            self._resting.grant(int(numbers[_REST]), self.slots.last_slots)
+            rest = int(numbers[_REST])
+            self._resting.grant(rest, self.slots.last_slots, rest)
             return self._told(*per_request)
         self._resting.left = 0
         if not mine:
@@ -202,6 +193,9 @@ class RankedCycle(DraftingCycle):
         self.faults.give_up("a rank has given up")
         if self._pending is not None:
             self._pending.clear()
+
+    def _rests_on(self) -> bool:
+        return False  # ranks agree on that in a step
 
     def _went_well(self) -> None:
         # A step in which nobody drafts because the last one failed shows nothing.

@@ -209,7 +209,7 @@ def simulate(
     depths = planned = policy.plan(slots, lengths, room).depths
     shadows = np.zeros(b, dtype=np.int64)
     rest = 0
-    rested: list[float] = []
+    rested: list[tuple[float, float]] = []
     waiting: dict[int, tuple[int, int, FloatArray]] = {}
     own: FloatArray | None = None
     unloaded = machine
@@ -226,7 +226,7 @@ def simulate(
             if own is None or confidence is None:
                 own = rates
             if rested and not rest:
-                policy.rested(slots, len(rested), sum(rested) / len(rested))
+                rest = policy.rested(slots, len(rested), *np.mean(rested, axis=0).tolist())
                 rested = []
             right = np.cumprod(rng.random((b, depth)) < own, axis=1, dtype=np.int64).sum(1)
             accepted = np.minimum(right, depths)
@@ -288,7 +288,8 @@ def simulate(
                 propose=measured.propose * (1 + noise * rng.standard_normal()),
             )
             if resting:
-                rested.append(measured.verify + measured.propose + machine.gap)
+                step_took = measured.verify + measured.propose + machine.gap
+                rested.append((step_took, measured.propose))
             else:
                 policy.timed(measured)
     return trace

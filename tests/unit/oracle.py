@@ -91,6 +91,14 @@ class Oracle:
             self._own(rows)
             self._observe(rows)
         idle = all(r.drafting for r in rows) and not any(self._chain_length(r) for r in rows)
+        if idle and self.host.resting and len(self.waiting) + len(slots) > self.shape.waiting:
+            # What waits is written, and then there is room.
+            if fault in ("combine", "write"):
+                self.holes |= {slot // self.shape.page for slot in self.waiting}
+                self.held.clear()
+            else:
+                self._heal(self.waiting)
+            self.waiting = []
         if idle and len(self.waiting) + len(slots) <= self.shape.waiting:
             # Nobody drafts, so nothing is projected, and nothing can fail.
             assert drafts == [[] for _ in rows]

@@ -140,6 +140,8 @@ class ScriptedDepth(FixedDepth):
         self.observed: list[tuple[int, int, int, int]] = []
         self.rest_steps = 0
         self.rested_steps = 0
+        #: Steps that a rest which is over may go on.
+        self.rests_on = 0
         self.observed_shadows: list[tuple[int, int, int]] = []
         self.forgotten: list[int] = []
 
@@ -164,9 +166,10 @@ class ScriptedDepth(FixedDepth):
         shadows = np.where(depths > 0, 0, self.shadow_by_slot[slots])
         return Plan(depths, shadows, rest=self.rest_steps)
 
-    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+    def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
         assert seconds > 0
         self.rested_steps += steps
+        return self.rests_on
 
     def forget(self, slot: int) -> None:
         self.forgotten.append(slot)
@@ -199,6 +202,8 @@ class Host:
         self.target_block = self.rng.permutation(shape.blocks)
         self.policy = ScriptedDepth(shape.depth, shape.slots)
         self.rebuilt: set[str] = set()
+        #: Whether the last step was to rest.
+        self.resting = False
         self._build()
 
     def _build(self) -> None:
@@ -327,12 +332,10 @@ class Host:
         single = len(batch.token_ids) == len(rows) and not batch.drafted.any()
         with around:
             # As a session does: a step of one row each may need no cycle at all.
-            if (
-                single
-                and batch.drafting.all()
-                and self.cycle.rests(batch.request_ids)
-                and self.cycle.rest(batch.token_ids, batch.features, batch.slots)
-            ):
+            self.resting = bool(
+                single and batch.drafting.all() and self.cycle.rests(batch.request_ids)
+            )
+            if self.resting and self.cycle.rest(batch.token_ids, batch.features, batch.slots):
                 drafts: list[list[int]] = [[] for _ in rows]
             else:
                 drafts = self.cycle.run(batch)

@@ -297,7 +297,7 @@ def test_where_nothing_may_be_drafted_nothing_is_found_out() -> None:
         assert not plan.depths.any()
         assert not plan.shadows.any()
         policy.timed(times)
-        policy.rested(slots, plan.rest, 0.0106)
+        policy.rested(slots, plan.rest, 0.0106, 0.0001)
         steps += 1 + plan.rest
         planned += 1
     assert planned <= 20
@@ -571,8 +571,9 @@ class Sleeper(FixedDepth):
     def timed(self, times: StepTimes) -> None:
         self.timings += 1
 
-    def rested(self, slots: IntArray, steps: int, seconds: float) -> None:
+    def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
         self.rests.append((steps, seconds))
+        return 0
 
 
 def test_the_simulator_rests_as_long_as_it_may() -> None:

@@ -327,14 +327,27 @@ def test_steps_of_a_rest_count() -> None:
         model.observe_propose(1, 0, 0.001, chain=0.0, rebuilt=False, shadow=0)
         model.observe_gap(0.002)
     for _ in range(STALE // 16 - 1):
-        model.rested(1, 1000, 16, 0.033)
+        model.rested(1, 1000, 16, 0.0321, 0.0001)
     assert found(model, 1, 6).seen
     assert found(model, 1, 1).seconds == pytest.approx(0.03, rel=0.02)
-    model.rested(1, 1000, 16, 0.5)
+    model.rested(1, 1000, 16, 0.5, 0.0001)
     assert not found(model, 1, 6).seen, "too long ago"
     assert found(model, 1, 1).seconds == pytest.approx(0.03, rel=0.05), "one long step, perhaps"
-    model.rested(1, 1000, 16, 0.5)
+    model.rested(1, 1000, 16, 0.5, 0.0001)
     assert found(model, 1, 1).seconds == pytest.approx(0.5, rel=0.05), "it is not"
+
+
+def test_not_drafting_costs_what_it_costs_to_rest() -> None:
+    model = CostModel()
+    for _ in range(10):
+        model.observe_verify(1, 1, 1000, 0.03)
+        model.observe_propose(1, 0, 0.002, chain=0.0, rebuilt=False, shadow=0)
+    assert model.propose(1, 0) == pytest.approx(0.002)
+    model.rested(1, 1000, 16, 0.0301, 0.0001)
+    assert model.propose(1, 0) == pytest.approx(0.0001)
+    # A secret draft is compared with a step that was planned, as its own is.
+    assert model.idle(1) == pytest.approx(0.002)
+    assert found(model, 1, 1).seconds == pytest.approx(0.03, rel=0.01)
 
 
 def test_an_entry_that_is_as_it_was_is_doubted_later_the_next_time() -> None:

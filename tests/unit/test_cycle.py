@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from diffspec.adaptive_depth.policy import Plan
 from tests.unit import tiny_draft as tiny
 from tests.unit.naive import Recorder
 from tests.unit.oracle import Oracle
@@ -438,6 +440,66 @@ def test_resting_steps_need_no_plan_and_lose_nothing() -> None:
     counters = cycle.counters
     assert counters.zero["no_gain"] == 12
     assert counters.depths.tolist() == [12, 0, 0, 5]
+
+
+def test_a_rest_goes_on_as_the_policy_says_and_writes_what_does_not_fit() -> None:
+    serving = Serving(Shape(waiting=8))
+    one, two = serving.prefilled(40, 40)
+    policy, cycle = serving.host.policy, serving.host.cycle
+    policy.by_slot[:], policy.rest_steps, policy.rests_on = 0, 3, 2
+    before = serving.oracle.check_canonical()
+    plans = 0
+
+    def plan(*args: Any, **kwargs: Any) -> Plan:
+        nonlocal plans
+        plans += 1
+        return type(policy).plan(policy, *args, **kwargs)
+
+    policy.plan = plan  # type: ignore[method-assign]
+    for _ in range(11):
+        serving.step((one, 0), (two, 0))
+    # One is planned for, then 3, 2, 2, 2 and, so far, 1 rest.
+    assert plans == 1
+    assert policy.rested_steps == 9
+    assert serving.oracle.check_canonical() == before + 16, "four steps' rows fit; two times full"
+    assert cycle.numbers()["zero/no_gain"] == 22
+    assert policy.rested_steps == 10
+    serving.step((one, 0), (two, 0))
+    assert plans == 1, "asking for numbers ends no rest"
+    policy.rests_on = 0
+    policy.by_slot[:] = 3
+    drafts = [serving.step((one, 0), (two, 0)) for _ in range(2)]
+    assert [[len(d) for d in step] for step in drafts] == [[3, 3], [3, 3]]
+    serving.oracle.check_canonical()
+
+
+def test_a_rest_ends_with_the_context() -> None:
+    shape = Shape()
+    serving = Serving(shape)
+    (one,) = serving.prefilled(shape.max_len - 20)
+    policy, cycle = serving.host.policy, serving.host.cycle
+    policy.by_slot[:], policy.rest_steps, policy.rests_on = 0, 5, 1000
+    while cycle.counters.zero["length_limit"] == 0:
+        serving.step((one, 0))
+    # The next token is the last that fits: there was no room for a draft, and that was noticed.
+    assert one.computed == shape.max_len - 1
+
+
+def test_rows_that_fill_a_rest_and_cannot_be_written_end_it() -> None:
+    serving = Serving(Shape(waiting=4, page=4))
+    (one,) = serving.prefilled(40)
+    policy = serving.host.policy
+    policy.by_slot[:], policy.rest_steps = 0, 20
+    for _ in range(4):
+        serving.step((one, 0))
+    assert not serving.oracle.holes
+    policy.rest_steps = 0
+    serving.step((one, 0), fault="combine")
+    assert len(serving.oracle.holes) == 1
+    assert serving.host.cycle.faults.counts == {"ingesting verified rows": 1}
+    policy.by_slot[:] = 3
+    serving.step((one, 0))
+    serving.oracle.check_canonical()
 
 
 def test_rows_that_waited_are_lost_with_the_step_that_fails_to_write_them() -> None:

@@ -51,7 +51,7 @@ class Cycle:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.reports: list[float] = []
-        self.verify: list[float] = []
+        self.rest_took: list[dict[str, float]] = []
         self.batches: list[StepBatch] = []
         self.resting = False
         self.rested: list[list[Any]] = []
@@ -70,11 +70,12 @@ class Cycle:
         self.clock.now += 1000
         return {}
 
-    def verified(self, seconds: float) -> None:
-        self.verify.append(seconds)
+    def timed_rest(self, **seconds: float) -> None:
+        self.rest_took.append(seconds)
 
     def rest(self, *rows: torch.Tensor) -> bool:
         self.rested.append([row.tolist() for row in rows])
+        self.clock.now += 5
         return True
 
     def run(self, batch: StepBatch) -> list[list[int]]:
@@ -266,7 +267,8 @@ def test_what_is_done_before_a_step_is_not_the_targets_time(
         drafter.propose(DEPTH, rows, rows, rows.unsqueeze(-1), next_ids, None, metadata, None)
     assert len(cycle.reports) == 2  # type: ignore[attr-defined]
     if resting:
-        assert cycle.verify == [7, 7]  # type: ignore[attr-defined]
+        took = cycle.rest_took  # type: ignore[attr-defined]
+        assert took == [{"verify": 7, "propose": 5}] * 2
     else:
         assert cycle.seconds == {"verify": 7, "propose": 3, "gap": 0.5}  # type: ignore[attr-defined]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diffspec.adaptive_depth.shadow import LAST_GAP
-from diffspec.adaptive_depth.standing import HOLD, LONGEST_HOLD, Standing
+from diffspec.adaptive_depth.standing import HOLD, LONGEST_HOLD, LONGEST_PAUSE, LOOK, Standing
 
 SLOTS, ROOM = np.array([0, 2]), np.array([5, 5])
 DEPTHS, ALL = np.array([3, 0]), np.array([3, 2])
@@ -67,7 +67,7 @@ def test_no_drafts_are_no_choice_that_holds() -> None:
 def test_a_pause_stands_until_there_is_news_or_it_is_time_to_look() -> None:
     standing = Standing()
     assert standing.look_in(5) == 0
-    standing.pause(SLOTS, step=5)
+    standing.pause(SLOTS, step=5, seconds=0.01, hopeless=True)
     assert standing.pauses(SLOTS, step=5 + LAST_GAP - 1)
     assert not standing.pauses(SLOTS, step=5 + LAST_GAP)
     assert not standing.pauses(SLOTS[:1], step=6)
@@ -75,3 +75,17 @@ def test_a_pause_stands_until_there_is_news_or_it_is_time_to_look() -> None:
     standing.news()
     assert not standing.pauses(SLOTS, step=6)
     assert standing.look_in(6) == 0
+
+
+def test_a_hopeless_pause_is_looked_at_later_while_steps_take_what_they_took() -> None:
+    standing = Standing()
+    standing.pause(SLOTS, step=0, seconds=0.01, hopeless=True)
+    standing.rested(20, 0.0105)
+    assert standing.look_in(20) == LOOK
+    standing.rested(20, 0.013)
+    assert standing.look_in(40) == LOOK - 20, "it takes longer"
+    standing.rested(1000, 0.01)
+    assert standing.look_in(40) == LONGEST_PAUSE - 40
+    standing.pause(SLOTS, step=0, seconds=0.01, hopeless=False)
+    standing.rested(20, 0.01)
+    assert standing.look_in(20) == LOOK - 20

@@ -349,8 +349,8 @@ class AttachedSession:
         except Exception as error:
             return self.cycle.unusable(count, slots, error)
         if batch is None:
-            self.cycle.verified(begin - self._begun)
             self._ended = time.perf_counter()
+            self.cycle.timed_rest(verify=begin - self._begun, propose=self._ended - begin)
             return [[] for _ in range(count)]
         drafts = self.cycle.run(batch)
         self._ended = time.perf_counter()

@@ -29,7 +29,7 @@ SLOT_SHARE = 0.02
 #: Requests retrieved in one pass; more are done in several.
 RETRIEVAL_GROUP = 8
 #: Steps of as many requests whose rows can wait while nobody drafts.
-WAITING_STEPS, WAITING_REQUESTS = 32, 8
+WAITING_STEPS, WAITING_REQUESTS = 64, 8
 
 
 def slot_count(*, memory: int, slot_bytes: int, max_num_seqs: int) -> int:

@@ -59,6 +59,9 @@ class QueryTap:
         self._calls_asked = 0
         self._captured_rows = 0
         self._as_it_is = False
+        # Views of the buffer's first rows, by their number and the query's dimensions: to make one
+        # costs a CPU as much as the copy.
+        self._first: dict[tuple[int, int], Tensor] = {}
         self._forward = self.impl.forward
         self.impl.forward = self._tapped_forward
         setattr(self.impl, _TAPPED, self)
@@ -113,13 +116,14 @@ class QueryTap:
         self.calls += 1
         if _in_capture(query):
             self._captured_rows = max(self._captured_rows, n)
-        self._as_it_is = (
-            query.device.type == "cpu" and not self._captured_rows and n <= self.buffer.shape[0]
-        )
-        if self._as_it_is:
-            self.buffer[:n].copy_(query[:n].view(n, *self.buffer.shape[1:]))
-        else:
+        self._as_it_is = query.is_cpu and not self._captured_rows and n <= self.buffer.shape[0]
+        if not self._as_it_is:
             self._store(query[:n], starts)
+            return
+        if (rows := self._first.get((n, query.dim()))) is None:
+            rows = self.buffer[:n].view(n, *query.shape[1:])
+            self._first[n, query.dim()] = rows
+        rows.copy_(query if query.shape[0] == n else query[:n])
 
     def _store(self, query: Tensor, starts: Tensor) -> None:
         n, source = query.shape[0], self._source[: starts.shape[0] - 1]
