@@ -73,6 +73,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.retrieval_pass --out $(RECORDS)/retrieval-pass.json
 	$(BIN)/python -m benchmarks.simulated --out $(RECORDS)/policy-simulated.json
 	$(BIN)/python -m benchmarks.floor --out $(RECORDS)/floor.json
+	$(BIN)/python -m benchmarks.enabled --out $(RECORDS)/enabled.json
 	$(BIN)/python -m benchmarks.adaptive --out $(RECORDS)/adaptive-recall.json
 	$(BIN)/python -m benchmarks.adaptive --pair smollm2 --lengths 2000,4000,7000 --budget 512 \
 	  --tokens 48 --out $(RECORDS)/adaptive-smollm2.json

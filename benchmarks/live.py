@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.relay import PausableTime, Turns, answer_by_turns
+from benchmarks.relay import PausableTime, Turns, answer_by_turns, toggle
 from diffspec.testbed.offline import environment
 
 _MARK = "DIFFSPEC-LIVE "
@@ -190,8 +190,12 @@ def _serve() -> None:
                 hooks.enter_context(ablation.pinned_depth(session.cycle, depth))
             if span := asked.pop("wrong_between", None):
                 hooks.enter_context(ablation.wrong_drafts(session.cycle, clock.generated, *span))
+            pause: Callable[[], None] = partial(now.stand_still, wait)
+            if silence := asked.pop("silence", ()):
+                switch = hooks.enter_context(ablation.silence_switch(session))
+                pause = toggle(switch, silence)
             if "span" in asked:
-                answer = answer_by_turns(engine, clock, partial(now.stand_still, wait), **asked)
+                answer = answer_by_turns(engine, clock, pause, **asked)
             else:
                 answer = _answer(engine, clock, **asked)
         if session:

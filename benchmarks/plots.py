@@ -171,12 +171,36 @@ def plot_floor(record: Mapping[str, Any]) -> Figure:
     return _signed(figure, record)
 
 
+def plot_enabled(record: Mapping[str, Any]) -> Figure:
+    """Speed over a drafter that does nothing, by cell."""
+    cells = record["cells"]
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    parts = {"depth 0 forced": "held_over_floor", "wrong draft": "wrong_over_floor"}
+    for i, (name, part) in enumerate(parts.items()):
+        known = [(x, cell[part]) for x, cell in enumerate(cells) if cell[part]]
+        middle = [found["median"] for _, found in known]
+        below = [m - found["interval"][0] for m, (_, found) in zip(middle, known, strict=True)]
+        above = [found["interval"][1] - m for m, (_, found) in zip(middle, known, strict=True)]
+        at = [x + 0.2 * i - 0.1 for x, _ in known]
+        axes.errorbar(at, middle, (below, above), fmt="o", capsize=3, label=name)
+    for bar in (0.985, 0.97):
+        axes.axhline(bar, color="black", linewidth=0.6, linestyle="--")
+    axes.axhline(1, color="black", linewidth=0.8)
+    names = [f"{cell['length']} tokens\nbatch {cell['batch']}" for cell in cells]
+    axes.set_xticks(range(len(cells)), names)
+    axes.set_ylabel("decode speed over the floor")
+    axes.set_title("In one engine: medians, and where they may lie by resampling (95 %)")
+    axes.legend(fontsize="small")
+    return _signed(figure, record)
+
+
 PLOTS: Mapping[str, Callable[[Mapping[str, Any]], Figure]] = {
     "decode speed against a free draft": plot_ceiling,
     "real text": plot_prose,
     "policy in simulation": plot_simulated,
     "adaptive depth against fixed depths": plot_depths,
     "never slower": plot_floor,
+    "what being enabled costs": plot_enabled,
 }
 
 

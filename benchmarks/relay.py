@@ -9,6 +9,7 @@ that what happens only now and then has its share, and spans are what is compare
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
@@ -74,6 +75,14 @@ class Spans:
             self._from, self._end, self._seconds = done, done + self._span, 0.0
         self._pause()
         self._until, self._begin = done + self._turn, time.perf_counter()
+
+
+def toggle(switch: Callable[[bool], None], pattern: Sequence[bool]) -> Callable[[], None]:
+    """Instead of a pause: every call sets ``switch`` to the next one of ``pattern``, over and over;
+    the first one is set at once."""
+    settings = itertools.cycle(pattern)
+    switch(next(settings))
+    return lambda: switch(next(settings))
 
 
 def answer_by_turns(

@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import write
-from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth
+from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.adaptive_depth.shadow import WINDOW
 from diffspec.testbed.simulator import MACHINES, Blind, Confidence, Phase, Trace, simulate
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from diffspec.adaptive_depth.choice import (
 from diffspec.adaptive_depth.confidence import Calibration
 from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.early import Gate, Outlook, Prices
+from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
 from diffspec.adaptive_depth.shadow import GUESS, ShadowDrafts
 from diffspec.adaptive_depth.standing import Standing
@@ -47,31 +47,6 @@ NEARLY = 0.85
 AGE = 1024
 #: Acceptance of a first token from which shadow drafts are whole chains.
 CHAIN_FROM = 0.35
-
-
-@dataclass(frozen=True, slots=True)
-class DepthLimits:
-    """What bounds the choice.
-
-    Attributes:
-        depth: K.
-        least: what every request drafts at least; 1 on targets with recurrent state.
-        allowed: the only depths there are, the same for all requests of a step, on a host that
-            captured graphs for these; None for any.
-        long_context, long_depth: a new request of at least so many tokens drafts at most so many;
-            under ``allowed``, where it cannot differ from the others, only while all are such.
-    """
-
-    depth: int
-    least: int = 0
-    allowed: tuple[int, ...] | None = None
-    long_context: int = 1 << 62
-    long_depth: int = 1
-
-    @property
-    def drafts(self) -> bool:
-        """Whether there is any depth but 0."""
-        return self.allowed is None or any(self.allowed)
 
 
 class AdaptiveDepth:
@@ -222,15 +197,21 @@ class AdaptiveDepth:
         if held is not None:
             return self._plan_of(slots, held, room)
         self._catch_up()
-        caps = self._caps(slots, lengths, room)
+        caps = self.limits.caps(lengths, room, self.acceptance.seen[slots] < NEW)
         load = len(slots) + others, self._context + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
         self._table[slots] = self.calibration.table(rates)
         self._prices, self._uncut = None, False
         if (cost := self._cost(*load, others)) is None:
             return self._done(slots, caps, room)
+        if self._steps - self._aged >= AGE:
+            self._aged = self._steps
+            self.cost.age()
         gains = gains_of(rates)
-        zero = evaluate(gains, np.zeros_like(caps), cost)
+        zero = evaluate(gains, none, cost)
+        if self._hopeless(slots, cost, zero):
+            self._standing.pause(slots, step=self._steps, seconds=zero.seconds, hopeless=True)
+            return self._done(slots, none, room)
         outlook = self._outlook(slots, cost)
         choice = self._choose(slots, gains, caps, cost, zero, outlook)
         if self._must_look(cost, choice, zero):
@@ -243,8 +224,7 @@ class AdaptiveDepth:
             worst = gains_of(self._table[slots].min(-1))[None]
             self._uncut = np.array_equal(prices.submit(worst, choice.depths)[0], choice.depths)
         if not choice.depths.any():
-            hopeless = self._hopeless(slots, cost, zero)
-            self._standing.pause(slots, step=self._steps, seconds=zero.seconds, hopeless=hopeless)
+            self._standing.pause(slots, step=self._steps, seconds=zero.seconds, hopeless=False)
         return self._done(slots, choice.depths, room)
 
     def gauges(self, requests: int, context: int) -> Mapping[str, float]:
@@ -268,20 +248,6 @@ class AdaptiveDepth:
         return break_even(cost, requests, [d for d in depths if d >= max(1, limits.least)])
 
     # Steps of a plan.
-
-    def _caps(self, slots: IntArray, lengths: IntArray, room: IntArray) -> IntArray:
-        limits = self.limits
-        cautious = (lengths >= limits.long_context) & (self.acceptance.seen[slots] < NEW)
-        caps: IntArray
-        if limits.allowed is None:
-            caps = np.minimum(room, np.where(cautious, limits.long_depth, limits.depth))
-            return caps
-        # One request with fewer tokens and the whole step has no graph: where not all have room
-        # for a depth, none drafts so deep, unless there is nothing less.
-        most = min(int(room.min()), limits.long_depth if cautious.all() else limits.depth)
-        least = min(limits.allowed)
-        caps = np.minimum(room, max((d for d in limits.allowed if d <= most), default=least))
-        return caps
 
     def _cost(self, requests: int, context: int, others: int = 0) -> StepCost | None:
         """What steps of so many requests cost, ``others`` of which draft nothing; None if nothing
@@ -339,9 +305,6 @@ class AdaptiveDepth:
     ) -> Choice | None:
         """Drafting that is a little worse than not drafting, as far as is known: now and then it
         is done for a step, because what a verification costs may have changed."""
-        if self._steps - self._aged >= AGE:
-            self._aged = self._steps
-            self.cost.age()
         if self._steps - self._tried < LOOK_AGAIN:
             return None
         self._tried = self._steps
@@ -355,8 +318,8 @@ class AdaptiveDepth:
         """Whether drafting would not even be tried if all tokens that the surest draft could get
         accepted came in the time of the fewest."""
         depths = [depth for depth in self.limits.allowed or (1,) if depth]
-        if not depths:
-            return True
+        if self.limits.least or not depths:
+            return not depths
         more = float(gains_of(self._table[slots].max(-1)).sum())
         drafted = 1 if self.limits.allowed is None else len(slots) * min(depths)
         return (zero.tokens + more) / cost(drafted, min(depths)) < NEARLY * zero.rate

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of DiffSpec taken out or held still in a running engine, for comparison.
 
-No retrieval, a pinned depth, a draft that is wrong for a while, a drafter that does nothing.
+No retrieval, a pinned depth, a draft that is wrong for a while, a drafter that does nothing, for
+good or for some steps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth
+from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.adaptive_depth.policy import DepthPolicy, FixedDepth
 from diffspec.proposer.cycle import DraftingCycle
 from diffspec.proposer.working_set import MassFunction, WorkingSet
@@ -93,3 +95,34 @@ def silence(drafter: Any) -> None:
         return [[] for _ in range(common_attn_metadata.num_reqs)]
 
     drafter.propose = propose
+
+
+@contextmanager
+def silence_switch(session: Any) -> Iterator[Callable[[bool], None]]:
+    """A switch for a running engine of DiffSpec's, which goes off at the block's end: while it is
+    on, the drafter is the host's own, which proposes nothing, and our query tap is out.
+
+    Rows of steps in silence are never written, so no request may draft after it had some. Requests
+    that have ended are taken note of all the same.
+    """
+    drafter, impl = session.drafter, session.tap.impl
+    bound = {name: vars(drafter)[name] for name in session.BOUND}
+    tapped = impl.forward
+
+    def departures(scheduler_output: Any) -> None:
+        if scheduler_output.finished_req_ids:
+            type(session).before_step(session, scheduler_output)
+
+    def switch(on: bool) -> None:
+        for name, method in bound.items():
+            setattr(drafter, name, session._host[name] if on else method)
+        impl.forward = session.tap._forward if on else tapped
+        vars(session).pop("before_step", None)
+        if on:
+            silence(drafter)
+            session.before_step = departures
+
+    try:
+        yield switch
+    finally:
+        switch(False)

@@ -12,7 +12,7 @@ import psutil
 
 from diffspec.hosts.surface import HostError
 from diffspec.hosts.vllm.session import DiffSpecSession
-from diffspec.testbed.ablation import newest_chunks
+from diffspec.testbed.ablation import newest_chunks, silence_switch
 from diffspec.testbed.offline import ON, OfflineEngine, eagle3
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
@@ -115,6 +115,7 @@ def recall_small(
     with _unpadded(llm):
         result["unpadded"] = _run(llm, prompts, tokens)
 
+    result["silent"] = _silent(llm, tokens)
     result["turnover"] = _turnover(llm)
     result["faults"] = _faults(llm, prompts, tokens)
     result["buffers_after"] = _buffers(llm)
@@ -137,6 +138,18 @@ def _unpadded(llm: OfflineEngine) -> Iterator[None]:
         yield
     finally:
         del runner._build_attention_metadata
+
+
+def _silent(llm: OfflineEngine, tokens: int) -> dict[str, Any]:
+    """Answer with the drafter silenced, by prompts of its own: their rows are never written."""
+    prompts = [make_recall_prompt(400 + 50 * i, seed=70 + i) for i in range(2)]
+    tap, slots = llm.session.tap, llm.session.cycle.slots
+    before = tap.calls
+    with silence_switch(llm.session) as switch:
+        switch(True)
+        found = _run(llm, [p.prompt_ids for p in prompts], tokens)
+    right = [list(p.continuation_ids)[:tokens] for p in prompts]
+    return {**found, "right": right, "tapped": tap.calls - before, "slots_held": len(slots)}
 
 
 def _attach_again_and_detach(llm: OfflineEngine) -> tuple[str, list[str]]:

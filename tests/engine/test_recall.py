@@ -44,6 +44,13 @@ def test_retrieval_and_tap_were_really_used(recall: Any) -> None:
     assert recall["tap_calls"] > 0
 
 
+def test_a_silenced_drafter_does_nothing(recall: Any) -> None:
+    silent = recall["silent"]
+    assert silent["tokens"] == silent["right"]
+    assert silent["drafts"] == silent["tapped"] == 0
+    assert silent["slots_held"] == 0, "who ended before is noted all the same"
+
+
 def test_nothing_grows_over_fifty_requests(recall: Any) -> None:
     assert recall["turnover"]["right"] == 50
     assert recall["turnover"]["slots_held"] <= 1  # the request whose step reported the others

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffspec.adaptive_depth.acceptance import AcceptanceStatistics
-from diffspec.adaptive_depth.adaptive import GLANCE, LOOK_AGAIN, AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.adaptive import GLANCE, LOOK_AGAIN, AdaptiveDepth
 from diffspec.adaptive_depth.cost import CostModel
+from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.adaptive_depth.policy import FixedDepth, IntArray, Plan, StepTimes
 from diffspec.adaptive_depth.shadow import WINDOW
 from diffspec.testbed.simulator import (

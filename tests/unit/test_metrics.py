@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth
+from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.cli.dashboard import dashboard, expression
 from diffspec.metrics import METRICS, PREFIX, increase, layout
 from tests.unit.serving import Host, Shape

@@ -15,7 +15,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 
-from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth
+from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.compact_kv.pages import KeyPages
 from diffspec.hosts.vllm import attached
 from diffspec.hosts.vllm.query_tap import QueryTap

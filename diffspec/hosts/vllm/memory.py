@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffspec.adaptive_depth.adaptive import AdaptiveDepth, DepthLimits
+from diffspec.adaptive_depth.adaptive import AdaptiveDepth
 from diffspec.adaptive_depth.interval import RetrievalInterval
+from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.adaptive_depth.policy import DepthPolicy, FixedDepth
 from diffspec.compact_kv.kernels import attention_for, kernels_for
 from diffspec.compact_kv.rope import LocalRope

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DiffSpec costs where it cannot help, over a drafter that does nothing, in one engine.
+
+    python -m benchmarks.enabled [--lengths 2048,8192,16384] [--batches 1,4] [--answers 8]
+                                 [--pairs 16] [--only held|wrong] [--out FILE]
+
+Engines that are the same in everything run some per cent faster or slower than each other for as
+long as they live, depending on which memory they were given. So here both sides run in one: the
+recall pair's target (8 layers, float32) with a draft built from another seed, which is always
+wrong. In the floor's part of the steps DiffSpec is out, query tap included, and the host's own
+drafter returns nothing and does nothing.
+
+Merely enabled (policy at work, depth 0 forced): both take turns of eight tokens within one answer.
+With the wrong draft, whose requests must have all their rows: whole answers by turns, of which the
+first 64 tokens, in which the policy learns that nothing is accepted, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.floor import DEPTH, PAD_LAYERS, START, VOCAB
+from benchmarks.live import LiveArm
+from benchmarks.record import write
+from benchmarks.relay import interval, speed
+from diffspec.testbed.ablation import HELD_AT_ZERO
+from diffspec.testbed.offline import ON, eagle3
+from diffspec.testbed.recall_pair import build_recall_pair
+from diffspec.testbed.recall_prompts import make_recall_prompt
+
+#: Tokens of each request in a turn, whether turns are silent, over and over, and turns that make a
+#: pair of sums: so a machine that gets slower all the time favours nobody.
+TURN, SILENT, GROUP = 8, (True, False, False, True), 8
+TOKENS = START + 6 * GROUP * TURN + TURN
+console = Console(stderr=True, width=110)
+
+
+def held_ratios(spans: Sequence[Sequence[float]]) -> Iterator[float]:
+    """Speed while enabled over speed in silence, of every full group of turns; ``spans`` are
+    tokens and seconds, first those of the start."""
+    turns = spans[1:]
+    for begin in range(0, len(turns) - GROUP + 1, GROUP):
+        rates = {}
+        for silent in (True, False):
+            chosen = [turns[begin + i] for i in range(GROUP) if SILENT[i % len(SILENT)] == silent]
+            rates[silent] = sum(n for n, _ in chosen) / sum(seconds for _, seconds in chosen)
+        yield rates[False] / rates[True]
+
+
+def measure(
+    length: int, batch: int, options: argparse.Namespace, target: Path, draft: Path, log: Path
+) -> dict[str, Any]:
+    """One cell."""
+    made = [make_recall_prompt(length, seed=10 + i, vocab=VOCAB) for i in range(batch)]
+    prompts = [list(prompt.prompt_ids) for prompt in made]
+    truth = [list(prompt.continuation_ids)[:TOKENS] for prompt in made]
+    arm = LiveArm(
+        "enabled",
+        log,
+        target=str(target),
+        dtype="float32",
+        max_model_len=length + TOKENS + 32,
+        max_num_seqs=batch,
+        enable_prefix_caching=True,
+        speculative=eagle3(draft, DEPTH, **ON),
+    )
+    arm.run(prompts, 2)  # reads the prompts; what follows finds them in the prefix cache
+    identical, faults = True, 0
+
+    def run(silence: Sequence[bool], **hooks: Any) -> dict[str, Any]:
+        nonlocal identical, faults
+        result = arm.run(
+            prompts, TOKENS, start=START, turn=TURN, span=TURN, silence=list(silence), **hooks
+        )
+        identical &= result["tokens"] == truth
+        faults = result["faults"]  # of the engine so far
+        return result
+
+    held, wrong = [], []
+    for _ in range(0 if options.only == "wrong" else options.answers):
+        held += held_ratios(run(SILENT, depth=HELD_AT_ZERO)["spans"])
+    run((False,))  # learns what steps cost
+    for number in range(0 if options.only == "held" else options.pairs):
+        order = (False, True) if number % 2 else (True, False)
+        rates = {silent: speed(run((silent,))) for silent in order}
+        wrong.append(rates[False] / rates[True])
+        console.log(f"  {number + 1}/{options.pairs}: {wrong[-1]:.3f} of {rates[True]:.1f} tok/s")
+    arm.close()
+    cell = {"length": length, "batch": batch, "identical": identical, "faults": faults}
+    return {**cell, "held_over_floor": summary(held), "wrong_over_floor": summary(wrong)}
+
+
+def summary(ratios: Sequence[float]) -> dict[str, Any] | None:
+    """The ratios, their median, and between what it lies; None if there are none."""
+    if not ratios:
+        return None
+    return {
+        "median": round(statistics.median(ratios), 4),
+        "interval": [round(end, 4) for end in interval(ratios)],
+        "ratios": [round(ratio, 4) for ratio in ratios],
+    }
+
+
+def main() -> int:
+    """Measure every cell, print a table, write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", default="2048,8192,16384")
+    parser.add_argument("--batches", default="1,4")
+    parser.add_argument("--answers", type=int, default=8, help="with turns in silence")
+    parser.add_argument("--pairs", type=int, default=16, help="of answers with and without")
+    parser.add_argument("--only", choices=("held", "wrong"), help="leave the other part out")
+    parser.add_argument("--out", type=Path, default=Path("evidence/enabled.json"))
+    options = parser.parse_args()
+    cells: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        right, wrong = (
+            build_recall_pair(folder / f"{seed}", vocab=VOCAB, pad_layers=PAD_LAYERS, seed=seed)
+            for seed in (0, 1)
+        )
+        for length in map(int, options.lengths.split(",")):
+            for batch in map(int, options.batches.split(",")):
+                console.log(f"{length} tokens, batch {batch}")
+                log = folder / f"{length}-{batch}.log"
+                cells.append(measure(length, batch, options, right.target, wrong.draft, log))
+                write(options.out, {"what": "what being enabled costs", "cells": cells})
+    table = Table("prompt", "batch", "depth 0 forced over floor", "wrong draft over floor")
+    for cell in cells:
+        found = (cell[what] for what in ("held_over_floor", "wrong_over_floor"))
+        words = ("" if f is None else f"{f['median']:.3f} {f['interval']}" for f in found)
+        table.add_row(str(cell["length"]), str(cell["batch"]), *words)
+    Console(width=120).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
