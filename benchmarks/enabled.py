@@ -2,17 +2,15 @@
 """What DiffSpec costs where it cannot help, over a drafter that does nothing, in one engine.
 
     python -m benchmarks.enabled [--lengths 2048,8192,16384] [--batches 1,4] [--answers 8]
-                                 [--pairs 16] [--only held|wrong] [--out FILE]
+                                 [--out FILE]
 
 Engines that are the same in everything run some per cent faster or slower than each other for as
-long as they live, depending on which memory they were given. So here both sides run in one: the
+long as they live. So here both sides run in one, by turns of eight tokens within one answer: the
 recall pair's target (8 layers, float32) with a draft built from another seed, which is always
-wrong. In the floor's part of the steps DiffSpec is out, query tap included, and the host's own
-drafter returns nothing and does nothing.
-
-Merely enabled (policy at work, depth 0 forced): both take turns of eight tokens within one answer.
-With the wrong draft, whose requests must have all their rows: whole answers by turns, of which the
-first 64 tokens, in which the policy learns that nothing is accepted, are left out.
+wrong. In the floor's turns DiffSpec is out, query tap included, and the host's own drafter returns
+nothing and does nothing; rows are kept for DiffSpec, and its clock stands still. Once depth 0 is
+forced on the policy (merely enabled), once it finds out for itself, in the first 64 tokens, which
+are left out.
 """
 
 from __future__ import annotations
@@ -31,20 +29,22 @@ from rich.table import Table
 from benchmarks.floor import DEPTH, PAD_LAYERS, START, VOCAB
 from benchmarks.live import LiveArm
 from benchmarks.record import write
-from benchmarks.relay import interval, speed
+from benchmarks.relay import interval
 from diffspec.testbed.ablation import HELD_AT_ZERO
 from diffspec.testbed.offline import ON, eagle3
 from diffspec.testbed.recall_pair import build_recall_pair
 from diffspec.testbed.recall_prompts import make_recall_prompt
 
-#: Tokens of each request in a turn, whether turns are silent, over and over, and turns that make a
-#: pair of sums: so a machine that gets slower all the time favours nobody.
-TURN, SILENT, GROUP = 8, (True, False, False, True), 8
-TOKENS = START + 6 * GROUP * TURN + TURN
+#: Tokens of each request in a turn, and whether turns are silent, over and over: a machine that
+#: gets slower all the time favours nobody.
+TURN, SILENT = 8, (True, False, False, True)
+#: Turns that make a pair of sums: as many as it takes for secret drafts to have their share.
+GROUP = 64
+TOKENS = START + GROUP * TURN + TURN
 console = Console(stderr=True, width=110)
 
 
-def held_ratios(spans: Sequence[Sequence[float]]) -> Iterator[float]:
+def paired(spans: Sequence[Sequence[float]]) -> Iterator[float]:
     """Speed while enabled over speed in silence, of every full group of turns; ``spans`` are
     tokens and seconds, first those of the start."""
     turns = spans[1:]
@@ -74,35 +74,23 @@ def measure(
         speculative=eagle3(draft, DEPTH, **ON),
     )
     arm.run(prompts, 2)  # reads the prompts; what follows finds them in the prefix cache
-    identical, faults = True, 0
-
-    def run(silence: Sequence[bool], **hooks: Any) -> dict[str, Any]:
-        nonlocal identical, faults
-        result = arm.run(
-            prompts, TOKENS, start=START, turn=TURN, span=TURN, silence=list(silence), **hooks
-        )
-        identical &= result["tokens"] == truth
-        faults = result["faults"]  # of the engine so far
-        return result
-
-    held, wrong = [], []
-    for _ in range(0 if options.only == "wrong" else options.answers):
-        held += held_ratios(run(SILENT, depth=HELD_AT_ZERO)["spans"])
-    run((False,))  # learns what steps cost
-    for number in range(0 if options.only == "held" else options.pairs):
-        order = (False, True) if number % 2 else (True, False)
-        rates = {silent: speed(run((silent,))) for silent in order}
-        wrong.append(rates[False] / rates[True])
-        console.log(f"  {number + 1}/{options.pairs}: {wrong[-1]:.3f} of {rates[True]:.1f} tok/s")
+    identical, ratios = True, {"held": [], "wrong": []}  # type: ignore[var-annotated]
+    arm.run(prompts, TOKENS)  # learns what steps cost
+    for number in range(options.answers):
+        for name, depth in (("held", HELD_AT_ZERO), ("wrong", None)):
+            hooks = {"start": START, "turn": TURN, "span": TURN, "silence": list(SILENT)}
+            answer = arm.run(prompts, TOKENS, depth=depth, **hooks)
+            identical &= answer["tokens"] == truth
+            ratios[name] += paired(answer["spans"])
+        latest = ", ".join(f"{name} {found[-1]:.3f}" for name, found in ratios.items())
+        console.log(f"  {number + 1}/{options.answers}: {latest}")
     arm.close()
-    cell = {"length": length, "batch": batch, "identical": identical, "faults": faults}
-    return {**cell, "held_over_floor": summary(held), "wrong_over_floor": summary(wrong)}
+    cell = {"length": length, "batch": batch, "identical": identical, "faults": answer["faults"]}
+    return cell | {f"{name}_over_floor": summary(found) for name, found in ratios.items()}
 
 
-def summary(ratios: Sequence[float]) -> dict[str, Any] | None:
-    """The ratios, their median, and between what it lies; None if there are none."""
-    if not ratios:
-        return None
+def summary(ratios: Sequence[float]) -> dict[str, Any]:
+    """The ratios, their median, and between what it lies."""
     return {
         "median": round(statistics.median(ratios), 4),
         "interval": [round(end, 4) for end in interval(ratios)],
@@ -115,9 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="2048,8192,16384")
     parser.add_argument("--batches", default="1,4")
-    parser.add_argument("--answers", type=int, default=8, help="with turns in silence")
-    parser.add_argument("--pairs", type=int, default=16, help="of answers with and without")
-    parser.add_argument("--only", choices=("held", "wrong"), help="leave the other part out")
+    parser.add_argument("--answers", type=int, default=8, help="of each kind")
     parser.add_argument("--out", type=Path, default=Path("evidence/enabled.json"))
     options = parser.parse_args()
     cells: list[dict[str, Any]] = []
@@ -136,7 +122,7 @@ def main() -> int:
     table = Table("prompt", "batch", "depth 0 forced over floor", "wrong draft over floor")
     for cell in cells:
         found = (cell[what] for what in ("held_over_floor", "wrong_over_floor"))
-        words = ("" if f is None else f"{f['median']:.3f} {f['interval']}" for f in found)
+        words = (f"{f['median']:.3f} {f['interval']}" for f in found)
         table.add_row(str(cell["length"]), str(cell["batch"]), *words)
     Console(width=120).print(table)
     return 0

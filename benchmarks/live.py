@@ -192,8 +192,8 @@ def _serve() -> None:
                 hooks.enter_context(ablation.wrong_drafts(session.cycle, clock.generated, *span))
             pause: Callable[[], None] = partial(now.stand_still, wait)
             if silence := asked.pop("silence", ()):
-                switch = hooks.enter_context(ablation.silence_switch(session))
-                pause = toggle(switch, silence)
+                turn = ablation.silence_switch(session, now.stand_still)
+                pause = toggle(hooks.enter_context(turn), silence, now)
             if "span" in asked:
                 answer = answer_by_turns(engine, clock, pause, **asked)
             else:

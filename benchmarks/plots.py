@@ -177,11 +177,11 @@ def plot_enabled(record: Mapping[str, Any]) -> Figure:
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
     parts = {"depth 0 forced": "held_over_floor", "wrong draft": "wrong_over_floor"}
     for i, (name, part) in enumerate(parts.items()):
-        known = [(x, cell[part]) for x, cell in enumerate(cells) if cell[part]]
-        middle = [found["median"] for _, found in known]
-        below = [m - found["interval"][0] for m, (_, found) in zip(middle, known, strict=True)]
-        above = [found["interval"][1] - m for m, (_, found) in zip(middle, known, strict=True)]
-        at = [x + 0.2 * i - 0.1 for x, _ in known]
+        found = [cell[part] for cell in cells]
+        below = [ratio["median"] - ratio["interval"][0] for ratio in found]
+        above = [ratio["interval"][1] - ratio["median"] for ratio in found]
+        at = [x + 0.2 * i - 0.1 for x in range(len(cells))]
+        middle = [ratio["median"] for ratio in found]
         axes.errorbar(at, middle, (below, above), fmt="o", capsize=3, label=name)
     for bar in (0.985, 0.97):
         axes.axhline(bar, color="black", linewidth=0.6, linestyle="--")

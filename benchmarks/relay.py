@@ -35,6 +35,10 @@ class PausableTime:
         """Seconds."""
         return self._real() - self._waited
 
+    def take_back(self, seconds: float) -> None:
+        """So much of the past has not been."""
+        self._waited += seconds
+
     def stand_still(self, wait: Callable[[], None]) -> None:
         """Call ``wait`` in no time."""
         begin = self._real()
@@ -77,12 +81,23 @@ class Spans:
         self._until, self._begin = done + self._turn, time.perf_counter()
 
 
-def toggle(switch: Callable[[bool], None], pattern: Sequence[bool]) -> Callable[[], None]:
-    """Instead of a pause: every call sets ``switch`` to the next one of ``pattern``, over and over;
-    the first one is set at once."""
+def toggle(
+    switch: Callable[[bool], None], pattern: Sequence[bool], now: PausableTime
+) -> Callable[[], None]:
+    """Instead of a pause: every call sets ``switch`` to the next one of ``pattern``, over and over.
+    For the engine's own clock ``now`` there is no time while the switch is on."""
     settings = itertools.cycle(pattern)
-    switch(next(settings))
-    return lambda: switch(next(settings))
+    on, began = False, 0.0
+
+    def pause() -> None:
+        nonlocal on, began
+        if on:
+            now.take_back(now() - began)
+        on = next(settings)
+        switch(on)
+        began = now()
+
+    return pause
 
 
 def answer_by_turns(

@@ -98,16 +98,41 @@ def silence(drafter: Any) -> None:
 
 
 @contextmanager
-def silence_switch(session: Any) -> Iterator[Callable[[bool], None]]:
+def silence_switch(
+    session: Any, outside: Callable[[Callable[[], None]], None]
+) -> Iterator[Callable[[bool], None]]:
     """A switch for a running engine of DiffSpec's, which goes off at the block's end: while it is
     on, the drafter is the host's own, which proposes nothing, and our query tap is out.
 
-    Rows of steps in silence are never written, so no request may draft after it had some. Requests
-    that have ended are taken note of all the same.
+    Rows of decode steps in silence are put aside all the same, so that nothing is missing
+    afterwards, and requests that have ended are taken note of. Those of a prompt are not: it should
+    not be read in silence.
+
+    Args:
+        outside: calls what it is given, outside of any measurement.
     """
-    drafter, impl = session.drafter, session.tap.impl
+    drafter, impl, cycle = session.drafter, session.tap.impl, session.cycle
     bound = {name: vars(drafter)[name] for name in session.BOUND}
     tapped = impl.forward
+
+    def propose(
+        *args: Any,
+        target_hidden_states: Tensor,
+        next_token_ids: Tensor,
+        common_attn_metadata: Any,
+        **kwargs: Any,
+    ) -> list[list[int]]:
+        b = common_attn_metadata.num_reqs
+        rows = next_token_ids[:b], target_hidden_states[:b], common_attn_metadata.slot_mapping[:b]
+
+        def keep() -> None:
+            if not cycle._pending.put(*rows):
+                cycle.flush()
+                cycle._pending.put(*rows)
+
+        if common_attn_metadata.num_actual_tokens == b:
+            outside(keep)
+        return [[] for _ in range(b)]
 
     def departures(scheduler_output: Any) -> None:
         if scheduler_output.finished_req_ids:
@@ -119,7 +144,7 @@ def silence_switch(session: Any) -> Iterator[Callable[[bool], None]]:
         impl.forward = session.tap._forward if on else tapped
         vars(session).pop("before_step", None)
         if on:
-            silence(drafter)
+            drafter.propose = propose
             session.before_step = departures
 
     try:

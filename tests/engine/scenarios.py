@@ -145,7 +145,7 @@ def _silent(llm: OfflineEngine, tokens: int) -> dict[str, Any]:
     prompts = [make_recall_prompt(400 + 50 * i, seed=70 + i) for i in range(2)]
     tap, slots = llm.session.tap, llm.session.cycle.slots
     before = tap.calls
-    with silence_switch(llm.session) as switch:
+    with silence_switch(llm.session, lambda call: call()) as switch:
         switch(True)
         found = _run(llm, [p.prompt_ids for p in prompts], tokens)
     right = [list(p.continuation_ids)[:tokens] for p in prompts]
