@@ -38,9 +38,10 @@ from diffspec.testbed.recall_prompts import make_recall_prompt
 #: Tokens of each request in a turn, and whether turns are silent, over and over: a machine that
 #: gets slower all the time favours nobody.
 TURN, SILENT = 8, (True, False, False, True)
-#: Turns that make a pair of sums: as many as it takes for secret drafts to have their share.
-GROUP = 64
-TOKENS = START + GROUP * TURN + TURN
+#: Turns that make a pair of sums: few, as a burst of another load spoils a pair, but enough for
+#: most to have a secret draft in them.
+GROUP = 16
+TOKENS = START + 4 * GROUP * TURN + TURN
 console = Console(stderr=True, width=110)
 
 
@@ -93,6 +94,7 @@ def summary(ratios: Sequence[float]) -> dict[str, Any]:
     """The ratios, their median, and between what it lies."""
     return {
         "median": round(statistics.median(ratios), 4),
+        "mean": round(statistics.fmean(ratios), 4),
         "interval": [round(end, 4) for end in interval(ratios)],
         "ratios": [round(ratio, 4) for ratio in ratios],
     }
