@@ -158,6 +158,8 @@ class AdaptiveDepth:
         self._context += steps * len(slots)
         self.shadows.rested(slots, steps, seconds)
         self._standing.rested(steps, seconds)
+        if self.limits.drafts:
+            self.shadows.wait_on(slots, self.cost.shadow(int(self._wanted(slots).max())))
         return self._rest(slots, self._steps + 1)
 
     def seed(self, rows: int, seconds: float) -> None:
@@ -347,6 +349,13 @@ class AdaptiveDepth:
         wait = LOOK_AGAIN if cost.known else min(unknown, LOOK_AGAIN)
         return self._steps - self._looked >= wait
 
+    def _wanted(self, slots: IntArray) -> IntArray:
+        """Tokens ``[m]`` of a secret draft: where a first token is often right, those further on may
+        be right, too."""
+        first = self.acceptance.rates(slots)[:, 0]
+        wanted: IntArray = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
+        return wanted
+
     def _done(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
         self._last[slots] = depths
         turns, calm = self.acceptance.turns, self._certain
@@ -365,9 +374,7 @@ class AdaptiveDepth:
         if idle.all() and (rest := self._rest(slots, self._steps)) > 0:
             self.shadows.rested(slots, 1)
             return Plan(depths, shadows, rest=rest - 1)
-        # A draft whose first token is often right may be right further on, too.
-        first = self.acceptance.rates(slots[idle])[:, 0]
-        wanted = np.where(first >= CHAIN_FROM, self.limits.depth, 1)
+        wanted = self._wanted(slots[idle])
         due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
         shadows[idle] = np.where(due, wanted, 0)
         # Where they were refused the next ones are due later.

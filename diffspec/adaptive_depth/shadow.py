@@ -22,9 +22,9 @@ ROUTINE = 0.012
 #: Steps between shadow drafts of one request: at first, after a hit, and at most, unless they cost
 #: so much that they have to be rarer.
 FIRST_GAP, HIT_GAP, LAST_GAP = 4, 2, 32
-#: Steps after which a shadow draft that could not be afforded is asked about again, at least and
-#: at most; after a hit :data:`FIRST_GAP`.
-LATER, LATEST = 8, 64
+#: Steps after which a shadow draft that could not be afforded is asked about again; after a hit
+#: :data:`FIRST_GAP`.
+LATER = 16
 #: Steps whose time is what a step takes now.
 RECENT = 16
 #: What a shadow draft is taken to cost before one was measured, as a share of a step.
@@ -62,12 +62,9 @@ class ShadowDrafts:
         waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._waits(slots)
         if not waiting.any():
             return waiting
-        hopeful = bool((self._gap[slots[waiting]] == HIT_GAP).any())
         usual = self._usual()
         cost = GUESS * usual if seconds is None else seconds
-        if wait := self._until_affordable(cost, usual, SHARE if hopeful else ROUTINE):
-            later = FIRST_GAP if hopeful else int(np.clip(wait, LATER, LATEST))
-            self._since[slots[waiting]] = self._waits(slots[waiting]) - later
+        if self._refused(slots[waiting], cost, usual):
             waiting[:] = False
             return waiting
         # Requests that are due together share a step.
@@ -79,6 +76,15 @@ class ShadowDrafts:
     def until_due(self, slots: IntArray) -> int:
         """Steps without drafts until the first of ``slots`` ``[m]`` is due; 0 if the next is."""
         return max(0, int((self._waits(slots) - self._since[slots]).min()) - 1)
+
+    def wait_on(self, slots: IntArray, seconds: float | None) -> None:
+        """If what is due to ``slots`` ``[m]`` in the next step would be refused, it is refused now,
+        which needs no step; ``seconds`` as of :meth:`due`."""
+        next_ones = slots[self._since[slots] + 1 >= self._waits(slots)]
+        usual = self._usual()
+        cost = GUESS * usual if seconds is None else seconds
+        if next_ones.size and self._refused(next_ones, cost, usual):
+            self._since[next_ones] -= 1
 
     def rested(self, slots: IntArray, steps: int, seconds: float | None = None) -> None:
         """``slots`` ``[m]`` had ``steps`` steps without drafts that were not asked about; they took
@@ -120,12 +126,14 @@ class ShadowDrafts:
         """Seconds of a step lately; 0 before the first."""
         return min(self._sum_steps / self._count, self._recent) if self._count else 0.0
 
-    def _until_affordable(self, cost: float, usual: float, share: float) -> int:
-        """Steps until ``cost`` fits into the share if nothing else is spent, 0 if it does now; at
-        most a window."""
-        if not usual:
-            return 1
-        # As this step enters the window the oldest one leaves it, and so on.
-        left = self._sum_spent - np.roll(self._spent, -self._at).cumsum()
-        fits = left + cost <= share * usual * WINDOW
-        return int(fits.argmax()) if fits.any() else WINDOW
+    def _refused(self, slots: IntArray, cost: float, usual: float) -> bool:
+        """Whether ``cost`` is too much for ``slots`` ``[m]``, which wait; then they wait on."""
+        hopeful = bool((self._gap[slots] == HIT_GAP).any())
+        # The oldest step leaves the window as this one enters it.
+        oldest = self._at if self._count == WINDOW else None
+        spent = self._sum_spent - (self._spent[oldest] if oldest is not None else 0.0)
+        share = SHARE if hopeful else ROUTINE
+        if usual and spent + cost <= share * usual * WINDOW:
+            return False
+        self._since[slots] = self._waits(slots) - (FIRST_GAP if hopeful else LATER)
+        return True
