@@ -350,7 +350,7 @@ class AdaptiveDepth:
         return self._steps - self._looked >= wait
 
     def _wanted(self, slots: IntArray) -> IntArray:
-        """Tokens ``[m]`` of a secret draft: where a first token is often right, those further on may
+        """Tokens ``[m]`` of a secret draft: where a first one is often right, those further on may
         be right, too."""
         first = self.acceptance.rates(slots)[:, 0]
         wanted: IntArray = np.where(first >= CHAIN_FROM, self.limits.depth, 1)

@@ -95,6 +95,8 @@ class DraftingCycle:
         # Requests and tokens of the last step; how much of a selection stays, lately.
         self._load = (0, 0)
         self._stability = float("nan")
+        # Seconds of this step that went into rows that had waited.
+        self._late = 0.0
         # Why each request of the step has no drafts, if it has none.
         self._why: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -145,6 +147,7 @@ class DraftingCycle:
         faults = self.faults.total
         before = self.counters.rebuilds, self.counters.seconds["draft"]
         self.submission.begin()
+        self._late = 0.0
         self.counters.scheduled += int(batch.drafted.sum())
         self.counters.accepted += int(batch.accepted.sum())
         # Whatever is to be drafted and then is not has met a fault.
@@ -210,6 +213,8 @@ class DraftingCycle:
         step, self._step = self._step, None
         self.counters.seconds["verify"] += verify
         try:
+            # Waiting rows would have been written without this step, too.
+            propose = max(propose - self._late, 0.0)
             self.policy.timed(replace(step, verify=verify, propose=propose, gap=gap))
         except Exception as error:
             self.faults.record("timing steps", error)
@@ -357,8 +362,10 @@ class DraftingCycle:
     def _write_waiting(self) -> None:
         """Write what waits; if that fails it waits on, for :meth:`lost`."""
         if self._pending is not None and self._pending.count:
+            begin = time.perf_counter()
             self._write(*self._pending.rows())
             self._pending.clear()
+            self._late += time.perf_counter() - begin
 
     def _write(self, tokens: Tensor, features: Tensor, slots: Tensor) -> Projection:
         assert self._canonical is not None, "bind() comes first"
