@@ -28,7 +28,7 @@ LATER = 16
 #: Steps whose time is what a step takes now.
 RECENT = 16
 #: What a shadow draft is taken to cost before one was measured, as a share of a step.
-GUESS = 0.2
+GUESS = 0.4
 
 
 class ShadowDrafts:
