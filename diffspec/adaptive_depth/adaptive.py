@@ -148,7 +148,7 @@ class AdaptiveDepth:
         if times.shadow and times.depth == 0:
             spent = max(0.0, times.propose - cost.idle(times.requests))
         elif times.shadow:
-            spent = cost.shadow(times.shadow) or GUESS * times.verify
+            spent = cost.shadow(times.requests, times.shadow) or GUESS * times.verify
         self.shadows.step(times.verify + times.propose + (times.gap or 0.0), spent)
 
     def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
@@ -159,7 +159,8 @@ class AdaptiveDepth:
         self.shadows.rested(slots, steps, seconds)
         self._standing.rested(steps, seconds)
         if self.limits.drafts:
-            self.shadows.wait_on(slots, self.cost.shadow(int(self._wanted(slots).max())))
+            most = int(self._wanted(slots).max())
+            self.shadows.wait_on(slots, self.cost.shadow(len(slots), most))
         return self._rest(slots, self._steps + 1)
 
     def seed(self, rows: int, seconds: float) -> None:
@@ -375,7 +376,8 @@ class AdaptiveDepth:
             self.shadows.rested(slots, 1)
             return Plan(depths, shadows, rest=rest - 1)
         wanted = self._wanted(slots[idle])
-        due = self.shadows.due(slots[idle], self.cost.shadow(int(wanted.max())), wanted)
+        cost = self.cost.shadow(len(slots), int(wanted.max()))
+        due = self.shadows.due(slots[idle], cost, wanted)
         shadows[idle] = np.where(due, wanted, 0)
         # Where they were refused the next ones are due later.
         over = bool(shadows.any()) or not idle.all()

@@ -229,12 +229,15 @@ class CostModel:
         rebuilding = self._nearest(self._rebuilding or self._propose, requests, depth, slope)
         return (1 - share) * plain + share * max(rebuilding, plain)
 
-    def shadow(self, depth: int) -> float | None:
-        """Seconds that a shadow chain of ``depth`` tokens adds to a step without drafts; None
-        until some were measured."""
-        if self._shadow.count < ENOUGH:
-            return None
-        return self._now(self._shadow).at(depth, self._now(self._draft_step).at(1))
+    def shadow(self, requests: int, depth: int) -> float | None:
+        """Seconds that a shadow chain of ``depth`` tokens adds to a step without drafts. Until some
+        were measured, what proposing as many took where a working cache was rebuilt, as one always
+        is for them; None until that was measured."""
+        slope = self._now(self._draft_step).at(1)
+        if self._shadow.count >= ENOUGH:
+            return self._now(self._shadow).at(depth, slope)
+        lines = self._rebuilding or self._propose
+        return self._nearest(lines, requests, depth, slope) or None
 
     def age(self) -> None:
         """Doubt what is known of steps with drafts: they deserve another try."""

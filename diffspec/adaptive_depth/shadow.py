@@ -27,8 +27,8 @@ FIRST_GAP, HIT_GAP, LAST_GAP = 4, 2, 32
 LATER = 16
 #: Steps whose time is what a step takes now.
 RECENT = 16
-#: What a shadow draft is taken to cost before one was measured, as a share of a step.
-GUESS = 0.4
+#: What a shadow draft is taken to cost before any draft was measured, as a share of a step.
+GUESS = 0.2
 
 
 class ShadowDrafts:

@@ -172,11 +172,12 @@ def test_proposing_by_depth_with_rebuilds_at_their_frequency() -> None:
         seconds = 0.001 + 0.0005 * depth + 0.004 * rebuilt
         model.observe_propose(1, depth, seconds, chain=0.0005 * depth, rebuilt=rebuilt, shadow=0)
     assert model.propose(1, 3) == pytest.approx(0.0025 + 0.0005, rel=0.25)
+    assert model.shadow(1, 1) == pytest.approx(0.0055, rel=0.01), "it rebuilds, too"
     for _ in range(5):
         model.observe_propose(1, 0, 0.0001, chain=0.0, rebuilt=False, shadow=0)
         model.observe_propose(1, 0, 0.0021, chain=0.0, rebuilt=True, shadow=1)
     assert model.propose(1, 0) == pytest.approx(0.0001)
-    assert model.shadow(1) == pytest.approx(0.002)
+    assert model.shadow(1, 1) == pytest.approx(0.002)
 
 
 def test_proposing_where_every_step_rebuilds() -> None:
