@@ -236,8 +236,7 @@ class CostModel:
         slope = self._now(self._draft_step).at(1)
         if self._shadow.count >= ENOUGH:
             return self._now(self._shadow).at(depth, slope)
-        lines = self._rebuilding or self._propose
-        return self._nearest(lines, requests, depth, slope) or None
+        return self._nearest(self._rebuilding, requests, depth, slope) or None
 
     def age(self) -> None:
         """Doubt what is known of steps with drafts: they deserve another try."""
