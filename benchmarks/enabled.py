@@ -26,14 +26,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.floor import DEPTH, PAD_LAYERS, START, VOCAB
+from benchmarks.floor import DEPTH, START, recall_pairs, recall_prompts
 from benchmarks.live import LiveArm
 from benchmarks.record import write
 from benchmarks.relay import interval
 from diffspec.testbed.ablation import HELD_AT_ZERO
 from diffspec.testbed.offline import ON, eagle3
-from diffspec.testbed.recall_pair import build_recall_pair
-from diffspec.testbed.recall_prompts import make_recall_prompt
 
 #: Tokens of each request in a turn, and whether turns are silent, over and over: a machine that
 #: gets slower all the time favours nobody.
@@ -58,28 +56,26 @@ def paired(spans: Sequence[Sequence[float]]) -> Iterator[float]:
 
 
 def measure(
-    length: int, batch: int, options: argparse.Namespace, target: Path, draft: Path, log: Path
+    length: int, batch: int, options: argparse.Namespace, pairs: dict[str, Any], log: Path
 ) -> dict[str, Any]:
     """One cell."""
-    made = [make_recall_prompt(length, seed=10 + i, vocab=VOCAB) for i in range(batch)]
-    prompts = [list(prompt.prompt_ids) for prompt in made]
-    truth = [list(prompt.continuation_ids)[:TOKENS] for prompt in made]
+    prompts, truth = recall_prompts(length, batch, TOKENS)
     arm = LiveArm(
         "enabled",
         log,
-        target=str(target),
+        target=str(pairs["right"].target),
         dtype="float32",
         max_model_len=length + TOKENS + 32,
         max_num_seqs=batch,
         enable_prefix_caching=True,
-        speculative=eagle3(draft, DEPTH, **ON),
+        speculative=eagle3(pairs["wrong"].draft, DEPTH, **ON),
     )
     arm.run(prompts, 2)  # reads the prompts; what follows finds them in the prefix cache
     identical, ratios = True, {"held": [], "wrong": []}  # type: ignore[var-annotated]
     arm.run(prompts, TOKENS)  # learns what steps cost
+    hooks = {"start": START, "turn": TURN, "span": TURN, "silence": list(SILENT)}
     for number in range(options.answers):
         for name, depth in (("held", HELD_AT_ZERO), ("wrong", None)):
-            hooks = {"start": START, "turn": TURN, "span": TURN, "silence": list(SILENT)}
             answer = arm.run(prompts, TOKENS, depth=depth, **hooks)
             identical &= answer["tokens"] == truth
             ratios[name] += paired(answer["spans"])
@@ -111,15 +107,12 @@ def main() -> int:
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        right, wrong = (
-            build_recall_pair(folder / f"{seed}", vocab=VOCAB, pad_layers=PAD_LAYERS, seed=seed)
-            for seed in (0, 1)
-        )
+        pairs = recall_pairs(folder)
         for length in map(int, options.lengths.split(",")):
             for batch in map(int, options.batches.split(",")):
                 console.log(f"{length} tokens, batch {batch}")
                 log = folder / f"{length}-{batch}.log"
-                cells.append(measure(length, batch, options, right.target, wrong.draft, log))
+                cells.append(measure(length, batch, options, pairs, log))
                 write(options.out, {"what": "what being enabled costs", "cells": cells})
     table = Table("prompt", "batch", "depth 0 forced over floor", "wrong draft over floor")
     for cell in cells:

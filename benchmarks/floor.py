@@ -41,6 +41,21 @@ TURNS = (150, 350)
 console = Console(stderr=True, width=110)
 
 
+def recall_pairs(folder: Path) -> dict[str, Any]:
+    """The pair whose draft is ``right`` and the one whose draft, of another seed, is ``wrong``."""
+    return {
+        which: build_recall_pair(folder / which, vocab=VOCAB, pad_layers=PAD_LAYERS, seed=seed)
+        for which, seed in (("right", 0), ("wrong", 1))
+    }
+
+
+def recall_prompts(length: int, batch: int, tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts, and the first ``tokens`` tokens of their right answers."""
+    made = [make_recall_prompt(length, seed=10 + i, vocab=VOCAB) for i in range(batch)]
+    prompts = [list(prompt.prompt_ids) for prompt in made]
+    return prompts, [list(prompt.continuation_ids)[:tokens] for prompt in made]
+
+
 def start_arms(
     length: int, batch: int, tokens: int, pairs: dict[str, Any], logs: Path
 ) -> dict[str, LiveArm]:
@@ -77,9 +92,7 @@ def measure(
 ) -> dict[str, Any]:
     """One cell: every repeat of every start of every arm."""
     tokens = START + SPAN * options.spans + SPAN // 2
-    made = [make_recall_prompt(length, seed=10 + i, vocab=VOCAB) for i in range(batch)]
-    prompts = [list(prompt.prompt_ids) for prompt in made]
-    truth = [list(prompt.continuation_ids)[:tokens] for prompt in made]
+    prompts, truth = recall_prompts(length, batch, tokens)
     runs: dict[str, list[dict[str, Any]]] = {}
     for start in range(options.starts):
         console.log(f"{length} tokens, batch {batch}: start {start + 1}/{options.starts}")
@@ -171,10 +184,7 @@ def main() -> int:
     cells, turns = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pairs = {
-            which: build_recall_pair(folder / which, vocab=VOCAB, pad_layers=PAD_LAYERS, seed=seed)
-            for which, seed in (("right", 0), ("wrong", 1))
-        }
+        pairs = recall_pairs(folder)
 
         def save() -> None:
             record = {"what": "never slower", "tokens_left_out": START}

@@ -62,14 +62,13 @@ class ShadowDrafts:
         waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._waits(slots)
         if not waiting.any():
             return waiting
-        usual = self._usual()
-        cost = GUESS * usual if seconds is None else seconds
-        if self._refused(slots[waiting], cost, usual):
+        cost = self._cost(seconds)
+        if self._refused(slots[waiting], cost):
             waiting[:] = False
             return waiting
         # Requests that are due together share a step.
         turns = len(np.unique(self._gap[slots] - self._since[slots]))
-        self._even = math.ceil(cost * turns / (ROUTINE * usual))
+        self._even = math.ceil(cost * turns / (ROUTINE * self._usual()))
         self._since[slots[waiting]] = 1 - wanted[waiting]
         return waiting
 
@@ -81,9 +80,7 @@ class ShadowDrafts:
         """If what is due to ``slots`` ``[m]`` in the next step would be refused, it is refused now,
         which needs no step; ``seconds`` as of :meth:`due`."""
         next_ones = slots[self._since[slots] + 1 >= self._waits(slots)]
-        usual = self._usual()
-        cost = GUESS * usual if seconds is None else seconds
-        if next_ones.size and self._refused(next_ones, cost, usual):
+        if next_ones.size and self._refused(next_ones, self._cost(seconds)):
             self._since[next_ones] -= 1
 
     def rested(self, slots: IntArray, steps: int, seconds: float | None = None) -> None:
@@ -126,13 +123,16 @@ class ShadowDrafts:
         """Seconds of a step lately; 0 before the first."""
         return min(self._sum_steps / self._count, self._recent) if self._count else 0.0
 
-    def _refused(self, slots: IntArray, cost: float, usual: float) -> bool:
+    def _cost(self, seconds: float | None) -> float:
+        return GUESS * self._usual() if seconds is None else seconds
+
+    def _refused(self, slots: IntArray, cost: float) -> bool:
         """Whether ``cost`` is too much for ``slots`` ``[m]``, which wait; then they wait on."""
         hopeful = bool((self._gap[slots] == HIT_GAP).any())
         # The oldest step leaves the window as this one enters it.
         oldest = self._at if self._count == WINDOW else None
         spent = self._sum_spent - (self._spent[oldest] if oldest is not None else 0.0)
-        share = SHARE if hopeful else ROUTINE
+        share, usual = SHARE if hopeful else ROUTINE, self._usual()
         if usual and spent + cost <= share * usual * WINDOW:
             return False
         self._since[slots] = self._waits(slots) - (FIRST_GAP if hopeful else LATER)

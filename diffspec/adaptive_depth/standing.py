@@ -13,7 +13,7 @@ from diffspec.adaptive_depth.shadow import LAST_GAP
 HOLD, LONGEST_HOLD = 4, 16
 #: Steps after which a pause is looked at; at most, if drafting is hopeless, as long as steps rest
 #: and take what they took, to within a share of it.
-LOOK, LONGEST_PAUSE, ALIKE = LAST_GAP, 4 * LAST_GAP, 0.1
+PAUSE, LONGEST_PAUSE, ALIKE = LAST_GAP, 4 * LAST_GAP, 0.1
 
 
 class Standing:
@@ -72,7 +72,7 @@ class Standing:
         """``slots`` ``[m]`` draft nothing from ``step`` on, and steps take ``seconds``; whether it
         would be ``hopeless`` to draft even if the costs were somewhat different."""
         self._paused, self._seconds = slots.copy(), seconds
-        self._look_at = step + LOOK
+        self._look_at = step + PAUSE
         self._latest = step + LONGEST_PAUSE if hopeless else self._look_at
 
     def rested(self, steps: int, seconds: float) -> None:

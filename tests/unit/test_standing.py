@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diffspec.adaptive_depth.shadow import LAST_GAP
-from diffspec.adaptive_depth.standing import HOLD, LONGEST_HOLD, LONGEST_PAUSE, LOOK, Standing
+from diffspec.adaptive_depth.standing import HOLD, LONGEST_HOLD, LONGEST_PAUSE, PAUSE, Standing
 
 SLOTS, ROOM = np.array([0, 2]), np.array([5, 5])
 DEPTHS, ALL = np.array([3, 0]), np.array([3, 2])
@@ -81,11 +81,11 @@ def test_a_hopeless_pause_is_looked_at_later_while_steps_take_what_they_took() -
     standing = Standing()
     standing.pause(SLOTS, step=0, seconds=0.01, hopeless=True)
     standing.rested(20, 0.0105)
-    assert standing.look_in(20) == LOOK
+    assert standing.look_in(20) == PAUSE
     standing.rested(20, 0.013)
-    assert standing.look_in(40) == LOOK - 20, "it takes longer"
+    assert standing.look_in(40) == PAUSE - 20, "it takes longer"
     standing.rested(1000, 0.01)
     assert standing.look_in(40) == LONGEST_PAUSE - 40
     standing.pause(SLOTS, step=0, seconds=0.01, hopeless=False)
     standing.rested(20, 0.01)
-    assert standing.look_in(20) == LOOK - 20
+    assert standing.look_in(20) == PAUSE - 20
