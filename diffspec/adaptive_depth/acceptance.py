@@ -28,11 +28,16 @@ STALE = 1 / 32
 #: A run of equal outcomes that was this improbable means that the text has changed, if what is left
 #: of the trials before it is enough to say what was usual.
 SURPRISE, USUAL = 0.0002, 2.0
+#: Most steps that are learnt from together.
+TOGETHER = 16
 
 
-def _faded(keep: FloatArray, times: int) -> FloatArray:
-    """What ``times`` ones in a row amount to, where each step keeps ``keep`` of those before."""
-    return np.where(keep < 1, (1 - keep**times) / np.maximum(1 - keep, 1e-12), times)
+def _left(keep: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Where each of some steps keeps ``keep`` ``[t, ...]`` of what was there before it: what the
+    last one leaves of each step's own ``[t, ...]``, and of what was there before them all."""
+    after = np.ones_like(keep)
+    after[:-1] = np.cumprod(keep[:0:-1], axis=0)[::-1]
+    return after, after[0] * keep[0]
 
 
 class AcceptanceStatistics:
@@ -41,19 +46,21 @@ class AcceptanceStatistics:
     A position nobody has tried is taken to be as good as the one before it, so that going deeper
     gets its chance; evidence of positions that are no longer tried fades towards that.
 
+    What is observed is put aside and learnt when somebody asks, many steps in one pass: a step
+    without a question costs next to nothing.
+
     Args:
         slots: number of slots.
         depth: K, positions kept.
-
-    Attributes:
-        seen: ``[slots]``, first positions a slot's request has tried.
-        turns: how often the text was found to have changed.
     """
 
     def __init__(self, slots: int, depth: int) -> None:
         self.depth = depth
-        self.seen = np.zeros(slots, dtype=np.int64)
-        self.turns = 0
+        self._seen = np.zeros(slots, dtype=np.int64)
+        self._turns = 0
+        # What is not learnt yet: tokens drafted and accepted by step, and of whom.
+        self._news: list[tuple[IntArray, IntArray]] = []
+        self._of = np.zeros(0, dtype=np.int64)
         # Trials and hits of each position; and what is left of those from before the present run
         # of equal outcomes of first positions.
         self._known = np.zeros((2, slots, depth))
@@ -63,9 +70,19 @@ class AcceptanceStatistics:
         self._at = np.arange(depth)
         self._process: FloatArray | None = None
 
-    def observe(
-        self, slots: IntArray, drafted: IntArray, accepted: IntArray, times: int = 1
-    ) -> None:
+    @property
+    def seen(self) -> IntArray:
+        """``[slots]``, first positions a slot's request has tried."""
+        self._learn()
+        return self._seen
+
+    @property
+    def turns(self) -> int:
+        """How often the text was found to have changed."""
+        self._learn()
+        return self._turns
+
+    def observe(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """Learn what became of drafts, submitted or secret.
 
         A chain may have been cut before it was submitted, because the draft was unsure: were only
@@ -73,35 +90,23 @@ class AcceptanceStatistics:
         that was cut counts as drafted, and the target's own next token is its outcome.
 
         Args:
-            slots: ``[m]``, distinct.
+            slots: ``[m]``, distinct. The arrays are kept.
             drafted: ``[m]``, at least 1 each.
             accepted: ``[m]``, at most ``drafted``.
-            times: in how many steps on end exactly this happened.
         """
-        self._watch_runs(slots, accepted > 0, times)
-        tried = self._at < np.minimum(drafted, accepted + 1)[:, None]
-        hit = self._at < accepted[:, None]
-        keep = np.where(tried, 1 - 1 / MEMORY, 1.0)
-        count = tried.sum(0)
-        keep_all = (1 - 1 / PROCESS_MEMORY) ** count
-        if (drafted[full := accepted == drafted] < self.depth).any():
-            missed = (self._at >= drafted[:, None]) & full[:, None]
-            keep[missed] = 1 - STALE
-            keep_all *= np.where(count, 1.0, (1 - STALE / 4) ** missed.sum(0))
-        new: FloatArray = np.array((tried, hit), dtype=np.float64)
-        new_all: FloatArray = np.array((count, hit.sum(0)), dtype=np.float64)
-        if times > 1:
-            new, new_all = new * _faded(keep, times), new_all * _faded(keep_all, times)
-            keep, keep_all = keep**times, keep_all**times
-        self._before[:, slots] *= keep
-        self._known[:, slots] = self._known[:, slots] * keep + new
-        self._all *= keep_all
-        self._all += new_all
-        self.seen[slots] += times
-        self._process = None
+        if self._news and not np.array_equal(slots, self._of):
+            self._learn()
+        self._of = slots
+        self._news.append((drafted, accepted))
+        if len(self._news) == TOGETHER:
+            self._learn()
 
     def process_rates(self) -> FloatArray:
         """``a_i`` ``[K]`` of all requests."""
+        self._learn()
+        return self._process_rates()
+
+    def _process_rates(self) -> FloatArray:
         if self._process is None:
             rates, before = [], FIRST_GUESS
             for trials, hits in self._all.T.tolist():
@@ -126,30 +131,75 @@ class AcceptanceStatistics:
 
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
-        self.seen[slot] = self._run[slot] = 0
+        self._learn()
+        self._seen[slot] = self._run[slot] = 0
         self._known[:, slot] = 0
 
     def _weight(self, slots: IntArray) -> FloatArray:
         """Pseudo trials ``[m]`` of the prior."""
-        weight: FloatArray = PRIOR_WEIGHT / (1 + self.seen[slots] / PRIOR_FADE)
+        weight: FloatArray = PRIOR_WEIGHT / (1 + self._seen[slots] / PRIOR_FADE)
         return np.maximum(PRIOR_LEAST, weight)
 
-    def _watch_runs(self, slots: IntArray, hit: npt.NDArray[np.bool_], times: int) -> None:
-        """Where first positions turn out, again and again, as they should not, believe the new."""
-        run = self._run[slots]
-        run = np.where(hit, np.maximum(run, 0) + times, np.minimum(run, 0) - times)
-        if (begins := slots[np.abs(run) == times]).size:
-            self._before[:, begins] = self._known[:, begins]
-        weight, prior = self._weight(slots), float(self.process_rates()[0])
-        trials, hits = self._before[:, slots, 0]
+    def _learn(self) -> None:
+        if not self._news:
+            return
+        slots = self._of
+        drafted, accepted = (np.array(steps) for steps in zip(*self._news, strict=True))  # [t, m]
+        self._news.clear()
+        tried = self._at < np.minimum(drafted, accepted + 1)[..., None]
+        hit = self._at < accepted[..., None]
+        keep = np.where(tried, 1 - 1 / MEMORY, 1.0)
+        count = tried.sum(1)
+        keep_all = (1 - 1 / PROCESS_MEMORY) ** count
+        if (drafted[full := accepted == drafted] < self.depth).any():
+            missed = (self._at >= drafted[..., None]) & full[..., None]
+            keep[missed] = 1 - STALE
+            keep_all *= np.where(count, 1.0, (1 - STALE / 4) ** missed.sum(1))
+        after, of_before = _left(keep)
+        new = np.array((tried, hit)) * after
+        known = self._known[:, slots] * of_before
+        before = self._before[:, slots] * of_before
+        past = self._before_change(slots, accepted > 0, known, before, new)
+        self._known[:, slots] = np.maximum(known + new.sum(1) - past, 0)
+        after_all, of_all = _left(keep_all)
+        self._all = self._all * of_all + (np.array((count, hit.sum(1))) * after_all).sum(1)
+        self._seen[slots] += len(drafted)
+        self._process = None
+
+    def _before_change(
+        self,
+        slots: IntArray,
+        hit: npt.NDArray[np.bool_],
+        known: FloatArray,
+        before: FloatArray,
+        new: FloatArray,
+    ) -> FloatArray:
+        """Where first positions turn out, again and again, as they should not, believe the new.
+
+        Args:
+            hit: ``[t, m]``, outcomes of first positions, step by step.
+            known: ``[2, m, K]``, what is left by now of the evidence from before these steps, and
+                ``before`` of that from before the run of equal outcomes they began with.
+            new: ``[2, t, m, K]``, what is left of each step's.
+
+        Returns:
+            ``[2, m, K]``, of all that what is to be dropped: all from before the run, at all
+            positions, for the deeper ones were right or wrong given the first.
+        """
+        last, run = hit[-1], self._run[slots]
+        in_run = np.logical_and.accumulate((hit == last)[::-1])[::-1]
+        length = in_run.sum(0)
+        goes_on = (length == len(hit)) & (np.where(last, run, -run) > 0)
+        begun = known + (new * ~in_run[..., None]).sum(1)
+        before = np.where(goes_on[:, None], before, begun)
+        run = np.where(goes_on, np.abs(run), 0) + length
+        weight, prior = self._weight(slots), float(self._process_rates()[0])
+        trials, hits = before[..., 0]
         rate = (hits + weight * prior) / (trials + weight)
-        likelihood = np.where(hit, rate, 1 - rate) ** np.abs(run)
-        changed = (likelihood < SURPRISE) & (np.abs(run) > 1) & (trials > USUAL)
-        if changed.any():
-            self.turns += 1
-            at = slots[changed]
-            # What came before the run is dropped, at all positions: the deeper ones were right or
-            # wrong given the first. This outcome is counted by the caller.
-            self._known[:, at] = np.maximum(self._known[:, at] - self._before[:, at], 0)
-            run[changed] = 0  # the run is what is usual now
-        self._run[slots] = run
+        likelihood = np.where(last, rate, 1 - rate) ** run
+        changed = (likelihood < SURPRISE) & (run > 1) & (trials > USUAL)
+        self._turns += int(changed.any())
+        run[changed] = 0  # the run is what is usual now
+        self._before[:, slots] = before
+        self._run[slots] = np.where(last, run, -run)
+        return np.where(changed[:, None], before, 0.0)

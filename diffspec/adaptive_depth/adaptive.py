@@ -76,9 +76,6 @@ class AdaptiveDepth:
         # Whether no confidence could get anything cut of what was planned, and whether all drafts
         # were right in the last step.
         self._uncut = self._right = False
-        # Who drafted how much in the last steps, all of it right, that are not learnt yet.
-        self._again: tuple[IntArray, IntArray] | None = None
-        self._times = 0
         self.shadows = ShadowDrafts(slots)
         self._last = np.full(slots, -1, dtype=np.int64)
         self._steps = self._looked = self._tried = self._aged = 0
@@ -93,24 +90,10 @@ class AdaptiveDepth:
     ) -> None:
         """See :meth:`DepthPolicy.observe`."""
         tried, right = drafted + (beyond >= 0), accepted + (beyond > 0)
-        was_certain, self._right = self._certain, np.array_equal(right, tried)
-        waits = was_certain and self._right  # to be learnt together with the next ones
-        if not (waits and self._again and all(map(np.array_equal, self._again, (slots, tried)))):
-            self._catch_up()
-        if waits:
-            self._again = slots, tried
-            self._times += 1
-        else:
-            self.acceptance.observe(slots, tried, right)
+        self._right = np.array_equal(right, tried)
+        self.acceptance.observe(slots, tried, right)
         self.calibration.observe(slots, tried, right, secret=False)
         self._standing.news()
-
-    def _catch_up(self) -> None:
-        """Learn of the steps in which all was right, as before."""
-        if self._again is not None:
-            slots, tried = self._again
-            self.acceptance.observe(slots, tried, tried, self._times)
-            self._again, self._times = None, 0
 
     def gate(self, slots: IntArray, planned: IntArray) -> Gate | None:
         """See :meth:`DepthPolicy.gate`."""
@@ -122,7 +105,6 @@ class AdaptiveDepth:
 
     def observe_shadows(self, slots: IntArray, drafted: IntArray, accepted: IntArray) -> None:
         """See :meth:`DepthPolicy.observe_shadows`."""
-        self._catch_up()
         self.acceptance.observe(slots, drafted, accepted)
         self.calibration.observe(slots, drafted, accepted, secret=True)
         self.shadows.observe(slots, accepted > 0)
@@ -169,7 +151,6 @@ class AdaptiveDepth:
 
     def forget(self, slot: int) -> None:
         """See :meth:`DepthPolicy.forget`."""
-        self._catch_up()
         self.acceptance.forget(slot)
         self.shadows.forget(slot)
         self.calibration.forget(slot)
@@ -194,12 +175,9 @@ class AdaptiveDepth:
         self._context = int(lengths.sum())
         if self._standing.pauses(slots, step=self._steps):
             return self._done(slots, none, room)
-        turns = self.acceptance.turns
-        calm = self._certain
-        held = self._standing.held(slots, room, step=self._steps, turns=turns, calm=calm)
+        held = self._standing.held(slots, room, step=self._steps, calm=self._certain)
         if held is not None:
             return self._plan_of(slots, held, room)
-        self._catch_up()
         caps = self.limits.caps(lengths, room, self.acceptance.seen[slots] < NEW)
         load = len(slots) + others, self._context + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
@@ -232,7 +210,6 @@ class AdaptiveDepth:
 
     def gauges(self, requests: int, context: int) -> Mapping[str, float]:
         """See :meth:`DepthPolicy.gauges`."""
-        self._catch_up()
         first = float(self.acceptance.process_rates()[0])
         return {"acceptance_first": first, "break_even": self.break_even(requests, context)}
 
@@ -359,8 +336,7 @@ class AdaptiveDepth:
 
     def _done(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:
         self._last[slots] = depths
-        turns, calm = self.acceptance.turns, self._certain
-        self._standing.take(slots, depths, step=self._steps, turns=turns, calm=calm)
+        self._standing.take(slots, depths, step=self._steps, calm=self._certain)
         return self._plan_of(slots, depths, room)
 
     def _plan_of(self, slots: IntArray, depths: IntArray, room: IntArray) -> Plan:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffspec.adaptive_depth.acceptance import FloatArray
+from diffspec.adaptive_depth.acceptance import TOGETHER, FloatArray
 from diffspec.adaptive_depth.policy import IntArray
 
 #: Upper ends of the intervals of confidence, but for the last; dense near 1, in even log-odds.
@@ -76,6 +76,8 @@ class Calibration:
         self._chains = np.full((CHAINS, depth), UNKNOWN, dtype=np.int64)
         self._own = np.full((slots, OWN_CHAINS, depth), UNKNOWN, dtype=np.int64)
         self._count, self._counts = 0, np.zeros(slots, dtype=np.int64)
+        # What is not learnt yet: intervals, averages, tokens tried and right.
+        self._news: list[tuple[IntArray, FloatArray, IntArray, IntArray]] = []
 
     @property
     def known(self) -> bool:
@@ -85,6 +87,7 @@ class Calibration:
     @property
     def weights(self) -> FloatArray:
         """How much each reading counts, ``[3]``."""
+        self._learn()
         return self._weights
 
     def drafted(
@@ -113,8 +116,19 @@ class Calibration:
         self, slots: IntArray, drafted: IntArray, accepted: IntArray, *, secret: bool
     ) -> None:
         """Of the last chains of ``slots`` ``[m]``, ``drafted`` ``[m]`` tokens were tried and the
-        first ``accepted`` ``[m]`` were right."""
-        bins, rates = self._bins[int(secret), slots], self._rates[int(secret), slots]
+        first ``accepted`` ``[m]`` were right. Learnt when somebody asks, many steps at once."""
+        plane = int(secret)
+        bins, rates = self._bins[plane, slots], self._rates[plane, slots]
+        self._news.append((bins, rates, drafted, accepted))
+        self._bins[plane, slots] = UNKNOWN
+        if len(self._news) == TOGETHER:
+            self._learn()
+
+    def _learn(self) -> None:
+        if not self._news:
+            return
+        bins, rates, drafted, accepted = map(np.concatenate, zip(*self._news, strict=True))
+        self._news.clear()
         tried = (self._at < np.minimum(drafted, accepted + 1)[:, None]) & (bins != UNKNOWN)
         if not tried.any():
             return
@@ -126,7 +140,6 @@ class Calibration:
         self._trials = self._trials * keep + count
         self._hits = self._hits * keep + np.bincount(found[right], minlength=BINS)
         self._expected = self._expected * keep + np.bincount(found, believed, minlength=BINS)
-        self._bins[int(secret), slots] = UNKNOWN
         usual = (self._expected + 1e-3) / (self._trials + 2e-3)
         rate = (self._hits + CAUTION * usual) / (self._trials + CAUTION)
         self._odds = log_odds(rate)
@@ -135,6 +148,7 @@ class Calibration:
     def table(self, rates: FloatArray) -> FloatArray:
         """Acceptance of tokens of average acceptance ``rates`` ``[m, K]``, by interval of
         confidence: ``[m, K, BINS + 1]``; the last is the average itself, for ``UNKNOWN``."""
+        self._learn()
         table = np.repeat(rates[..., None], BINS + 1, axis=-1)
         table[..., :-1] = np.tensordot(self._weights, self._readings(table[..., :-1], _ALL), 1)
         return table

@@ -232,7 +232,7 @@ class Gate:
         gains = np.concatenate((np.stack(self._gains, axis=1), ahead), axis=1)
         return int(self._prices.submit(gains[None], self._planned).max()) <= done
 
-    def cut(self, drafted: IntArray, sure: FloatArray) -> IntArray:
+    def cut(self, drafted: IntArray, sure: npt.NDArray[np.floating[Any]]) -> IntArray:
         """How many tokens ``[m]`` of each chain to submit; 0 of a secret one.
 
         Args:

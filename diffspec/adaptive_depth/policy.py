@@ -76,7 +76,7 @@ class ChainGate(Protocol):
         probabilities had the logarithms ``sure`` ``[m]``. Asked after every draft step of a device
         where that costs nothing, else never."""
 
-    def cut(self, drafted: IntArray, sure: npt.NDArray[np.float64]) -> IntArray:
+    def cut(self, drafted: IntArray, sure: npt.NDArray[np.floating[Any]]) -> IntArray:
         """How many tokens ``[m]`` of each chain to submit, where ``drafted`` ``[m]`` tokens were
         drafted with ``sure`` ``[m, k]``."""
 

@@ -8,8 +8,9 @@ import numpy as np
 from diffspec.adaptive_depth.policy import IntArray
 from diffspec.adaptive_depth.shadow import LAST_GAP
 
-#: Steps for which a choice holds, unless requests come or go or a text is found to have changed,
-#: and at most, where it turned out the same again and nothing is to be learnt for the moment.
+#: Steps for which a choice holds, unless requests come or go, and at most, where it turned out the
+#: same again and nothing is to be learnt for the moment. What was observed is learnt after them, so
+#: it is also how late a text can be found to have changed.
 HOLD, LONGEST_HOLD = 4, 16
 #: Steps after which a pause is looked at; at most, if drafting is hopeless, as long as steps rest
 #: and take what they took, to within a share of it.
@@ -21,23 +22,19 @@ class Standing:
     news of the requests that pause."""
 
     def __init__(self) -> None:
-        # Depths of the last choice to draft, for whom, when, and after how many turns.
+        # Depths of the last choice to draft, for whom, and when.
         self._depths: IntArray | None = None
         self._slots = np.zeros(0, dtype=np.int64)
-        self._at = self._turns = 0
+        self._at = 0
         self._hold = HOLD
         # Slots that pause, when that is looked at, no later than when, and a step's seconds.
         self._paused: IntArray | None = None
         self._look_at = self._latest = 0
         self._seconds = 0.0
 
-    def take(self, slots: IntArray, depths: IntArray, *, step: int, turns: int, calm: bool) -> None:
-        """``depths`` ``[m]`` were chosen for ``slots`` ``[m]`` in ``step``.
-
-        Args:
-            turns: how often a text was found to have changed.
-            calm: whether nothing is to be learnt for the moment.
-        """
+    def take(self, slots: IntArray, depths: IntArray, *, step: int, calm: bool) -> None:
+        """``depths`` ``[m]`` were chosen for ``slots`` ``[m]`` in ``step``; ``calm`` if nothing is
+        to be learnt for the moment."""
         if not depths.any():
             self.drop()
             return
@@ -45,23 +42,19 @@ class Standing:
             calm
             and depths.all()
             and self._depths is not None
-            and self._turns == turns
             and np.array_equal(self._slots, slots)
             and np.array_equal(self._depths, depths)
         )
         self._hold = min(2 * self._hold, LONGEST_HOLD) if again else HOLD
         self._depths, self._slots = depths, slots.copy()
-        self._at, self._turns = step, turns
+        self._at = step
 
-    def held(
-        self, slots: IntArray, room: IntArray, *, step: int, turns: int, calm: bool
-    ) -> IntArray | None:
+    def held(self, slots: IntArray, room: IntArray, *, step: int, calm: bool) -> IntArray | None:
         """The depths ``[m]`` of the last choice if nothing speaks against them, ``room`` ``[m]``
-        included; ``turns`` and ``calm`` as of :meth:`take`."""
+        included; ``calm`` as of :meth:`take`."""
         if (
             self._depths is None
             or step - self._at >= (self._hold if calm else HOLD)
-            or self._turns != turns
             or not np.array_equal(self._slots, slots)
             or (room < self._depths).any()
         ):

@@ -15,9 +15,6 @@ from diffspec.proposer.batch import IntArray, on_device
 from diffspec.proposer.head import DraftHead, Projection
 from diffspec.proposer.slots import first_if_consecutive
 
-#: Confidences travel with the token ids, as whole multiples of this.
-_UNIT = 1e-6
-
 
 @dataclass(frozen=True, slots=True)
 class Chains:
@@ -106,10 +103,12 @@ def _read(
     """Wait for the device, once."""
     if gate is None:
         return Chains(torch.stack(tokens, dim=1).tolist(), drafted, drafted)
-    units = (torch.stack(sure, dim=1) * (1 / _UNIT)).long()
-    packed = torch.cat((torch.stack(tokens, dim=1), units), dim=1).cpu().numpy()
+    # Confidences travel with the token ids, bit by bit.
+    bits = torch.stack(sure, dim=1).view(torch.int32)
+    packed = torch.cat((torch.stack(tokens, dim=1), bits), dim=1).cpu().numpy()
     count = len(tokens)
-    return Chains(packed[:, :count].tolist(), drafted, gate.cut(drafted, packed[:, count:] * _UNIT))
+    confidences = packed[:, count:].astype(np.int32).view(np.float32)
+    return Chains(packed[:, :count].tolist(), drafted, gate.cut(drafted, confidences))
 
 
 def _spread(tokens: Tensor, alive: IntArray, count: int) -> Tensor:

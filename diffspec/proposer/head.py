@@ -115,9 +115,6 @@ class DraftHead:
         if sure is None:
             ids = logits.argmax(dim=-1)
         else:
-            # The largest logit of the softmax is its own, so its probability is 1 over this sum.
-            # Written out, it costs half of what logsumexp does, which looks for the maximum again.
-            top, ids = logits.max(dim=-1, keepdim=True)
-            sure.append(-logits.sub(top).exp_().sum(dim=-1, dtype=torch.float32).log_())
-            ids = ids[:, 0]
+            top, ids = torch.log_softmax(logits, dim=-1, dtype=torch.float32).max(dim=-1)
+            sure.append(top)
         return ids if self.parts.to_target is None else self.parts.to_target[ids]

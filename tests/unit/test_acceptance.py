@@ -14,6 +14,7 @@ from diffspec.adaptive_depth.acceptance import (
     PRIOR_FADE,
     PRIOR_LEAST,
     PRIOR_WEIGHT,
+    TOGETHER,
     AcceptanceStatistics,
 )
 
@@ -173,23 +174,30 @@ def test_requests_are_learnt_from_together_as_one_by_one() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, K), st.integers(0, K)), max_size=20),
-    st.lists(st.integers(1, K), min_size=2, max_size=2),
-    st.integers(1, 20),
+    st.lists(st.tuples(st.integers(1, K), st.integers(0, K), st.booleans()), max_size=3 * TOGETHER)
 )
-def test_what_happens_again_and_again_is_learnt_at_once(
-    before: list[tuple[int, int]], drafted: list[int], times: int
-) -> None:
-    both, all_right = np.arange(2), np.array(drafted)
-    one_by_one, at_once = AcceptanceStatistics(2, K), AcceptanceStatistics(2, K)
-    for statistics in (one_by_one, at_once):
-        for d, accepted in before:
-            statistics.observe(both, np.array([d, 1]), np.array([min(d, accepted), 1]))
-    turns = one_by_one.turns
-    for _ in range(times):
-        one_by_one.observe(both, all_right, all_right)
-    at_once.observe(both, all_right, all_right, times)
-    if one_by_one.turns == turns:  # a turn within is noticed at the end
-        assert at_once.rates(both) == pytest.approx(one_by_one.rates(both))
-        assert at_once.process_rates() == pytest.approx(one_by_one.process_rates())
-        assert at_once.seen.tolist() == one_by_one.seen.tolist()
+def test_steps_are_learnt_from_together_as_one_by_one(steps: list[tuple[int, int, bool]]) -> None:
+    both, one_by_one, together = (
+        np.arange(2),
+        AcceptanceStatistics(2, K),
+        AcceptanceStatistics(2, K),
+    )
+    for drafted, accepted, alone in steps:
+        what = np.array([[drafted, min(drafted, accepted)], [K, accepted]])
+        for statistics in (one_by_one, together):
+            statistics.observe(*((ONE, *what[1:].T) if alone else (both, *what.T)))
+        one_by_one.rates(both)  # whoever asks is told
+    if one_by_one.turns or together.turns:  # a change may be found later, or be over
+        return
+    assert together.rates(both) == pytest.approx(one_by_one.rates(both))
+    assert together.process_rates() == pytest.approx(one_by_one.process_rates())
+    assert together.seen.tolist() == one_by_one.seen.tolist()
+
+
+def test_a_change_is_found_among_steps_that_are_learnt_from_together() -> None:
+    """Nobody asks before all is over: the last run is compared with what was before it."""
+    statistics = AcceptanceStatistics(2, K)
+    for accepted in [K] * (4 * TOGETHER) + [0] * 6:
+        feed(statistics, 1, (K, accepted))
+    assert statistics.rates(ONE)[0, 0] < 0.1
+    assert statistics.turns == 1

@@ -11,7 +11,6 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffspec.adaptive_depth.acceptance import AcceptanceStatistics
 from diffspec.adaptive_depth.adaptive import GLANCE, LOOK_AGAIN, AdaptiveDepth
 from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.limits import DepthLimits
@@ -228,31 +227,6 @@ def test_no_step_is_planned_for_which_there_is_no_graph() -> None:
         assert plan.depths.tolist() == [depth, depth]
     policy = AdaptiveDepth(2, DepthLimits(5, least=1, allowed=(5,)))
     assert policy.plan(slots, lengths, np.array([5, 2])).depths.tolist() == [5, 2]
-
-
-@pytest.mark.parametrize("wrong_at", [25, 31, 40])
-def test_steps_in_which_all_is_right_are_learnt_before_anything_else_is(wrong_at: int) -> None:
-    policy, oracle = AdaptiveDepth(2, DepthLimits(5)), AcceptanceStatistics(2, 5)
-    slots, room, drafted = np.arange(2), np.full(2, 5), np.zeros(2, dtype=np.int64)
-    waited = 0
-    for step in range(60):
-        if drafted.all():
-            accepted = drafted.copy()
-            accepted[0] -= step == wrong_at
-            policy.observe(slots, drafted, accepted, np.full(2, -1))
-            oracle.observe(slots, drafted, accepted)
-            waited += policy.acceptance.seen[0] < oracle.seen[0]
-        if step == wrong_at:
-            assert policy.acceptance.rates(slots) == pytest.approx(oracle.rates(slots))
-        plan = policy.plan(slots, np.full(2, 2048), room)
-        gate, sure = policy.gate(slots, plan.depths), np.full((2, 5), -1e-5)
-        drafted = plan.depths if gate is None else gate.cut(plan.depths, sure)
-        rows, depth = 2 + int(drafted.sum()), int(drafted.max())
-        times = 0.01 + 0.0001 * rows, 0.0002 + 0.0005 * depth
-        policy.timed(StepTimes(2, rows, 4096, True, *times, 0.0005 * depth, 0.0, depth, False, 0))
-    assert waited > 20
-    policy.gauges(2, 4096)
-    assert policy.acceptance.rates(slots) == pytest.approx(oracle.rates(slots))
 
 
 @pytest.mark.parametrize("good", [0, 1])

@@ -14,20 +14,19 @@ DEPTHS, ALL = np.array([3, 0]), np.array([3, 2])
 
 
 def stands(standing: Standing, step: int, **other: object) -> bool:
-    asked = {"slots": SLOTS, "room": ROOM, "turns": 0, "calm": True, **other}
+    asked = {"slots": SLOTS, "room": ROOM, "calm": True, **other}
     return standing.held(step=step, **asked) is not None  # type: ignore[arg-type]
 
 
 def test_a_choice_holds_for_a_while_and_for_the_same_requests() -> None:
     standing = Standing()
     assert not stands(standing, 1)
-    standing.take(SLOTS, DEPTHS, step=10, turns=0, calm=False)
+    standing.take(SLOTS, DEPTHS, step=10, calm=False)
     assert stands(standing, 10 + HOLD - 1)
     assert not stands(standing, 10 + HOLD)
     assert not stands(standing, 11, slots=np.array([0, 1]))
     assert not stands(standing, 11, slots=SLOTS[:1])
     assert not stands(standing, 11, room=np.array([2, 5])), "no room for it any more"
-    assert not stands(standing, 11, turns=1), "a text has changed"
     standing.forget()
     assert not stands(standing, 11)
 
@@ -36,7 +35,7 @@ def test_a_choice_holds_for_a_while_and_for_the_same_requests() -> None:
 def test_what_turns_out_the_same_again_holds_longer_while_all_is_calm(calm: bool) -> None:
     standing, step, held = Standing(), 0, []
     for _ in range(5):
-        standing.take(SLOTS, ALL, step=step, turns=0, calm=calm)
+        standing.take(SLOTS, ALL, step=step, calm=calm)
         begin = step
         while stands(standing, step):
             step += 1
@@ -45,22 +44,22 @@ def test_what_turns_out_the_same_again_holds_longer_while_all_is_calm(calm: bool
     if calm:
         assert stands(standing, step - 1)
         assert not stands(standing, step - 1, calm=False), "it is over"
-    standing.take(SLOTS, ALL[::-1], step=step, turns=0, calm=calm)
+    standing.take(SLOTS, ALL[::-1], step=step, calm=calm)
     assert not stands(standing, step + HOLD), "another choice begins anew"
 
 
 def test_who_pauses_may_have_news_so_a_mixed_choice_holds_no_longer() -> None:
     standing = Standing()
     for step in (0, 4, 8):
-        standing.take(SLOTS, DEPTHS, step=step, turns=0, calm=True)
-        assert (standing.held(SLOTS, ROOM, step=step + 3, turns=0, calm=True) == DEPTHS).all()
+        standing.take(SLOTS, DEPTHS, step=step, calm=True)
+        assert (standing.held(SLOTS, ROOM, step=step + 3, calm=True) == DEPTHS).all()
         assert not stands(standing, step + HOLD)
 
 
 def test_no_drafts_are_no_choice_that_holds() -> None:
     standing = Standing()
-    standing.take(SLOTS, DEPTHS, step=0, turns=0, calm=False)
-    standing.take(SLOTS, np.zeros_like(DEPTHS), step=1, turns=0, calm=False)
+    standing.take(SLOTS, DEPTHS, step=0, calm=False)
+    standing.take(SLOTS, np.zeros_like(DEPTHS), step=1, calm=False)
     assert not stands(standing, 2)
 
 
