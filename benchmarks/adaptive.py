@@ -2,7 +2,8 @@
 """Adaptive depth against every fixed depth, inside one engine.
 
     python -m benchmarks.adaptive [--pair recall|smollm2] [--lengths 2048,8192,16384]
-                                  [--batches 1,4] [--repeats 4] [--tokens 96] [--out FILE]
+                                  [--batches 1,4] [--repeats 4] [--tokens 96]
+                                  [--learn 1] [--out FILE]
 
 Fixed depths 0, 1, 2, 3, 5, 7 are set on the policy's seat of a running engine, so every run shares
 weights, pages and threads with every other, and repeats find their prompts in the prefix cache. The
@@ -49,9 +50,10 @@ def fixed(depth: int) -> str:
 
 
 def measure(
-    arm: LiveArm, prompts: Sequence[Sequence[int]], repeats: int, tokens: int
+    arm: LiveArm, prompts: Sequence[Sequence[int]], repeats: int, tokens: int, learn: int
 ) -> dict[str, Any]:
-    """One cell: every repeat of adaptive and of every fixed depth on one batch."""
+    """One cell: every repeat of adaptive and of every fixed depth on one batch, after ``learn``
+    adaptive answers that are not counted."""
 
     def run(depth: int | None, repeat: int) -> dict[str, Any]:
         result = arm.run(prompts, tokens, depth=depth)
@@ -60,8 +62,9 @@ def measure(
         return result
 
     texts: list[list[list[int]]] = []
-    # The first runs read the prompts and let costs be learnt; they are not counted.
-    run(None, 0)
+    # The first runs read the prompts and let costs be learnt.
+    for _ in range(learn):
+        run(None, 0)
     run(0, 0)
     calls = {fixed(depth): partial(run, depth) for depth in FIXED}
     runs = alternate({ADAPTIVE: partial(run, None), **calls}, repeats, console.log)
@@ -128,6 +131,7 @@ def main() -> int:
     parser.add_argument("--batches", default="1,4")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--learn", type=int, default=1, help="adaptive answers before counting")
     parser.add_argument("--budget", type=int, default=None, help="diffspec_token_budget")
     parser.add_argument("--out", type=Path, default=Path("evidence/adaptive.json"))
     options = parser.parse_args()
@@ -150,7 +154,7 @@ def main() -> int:
                 )
                 console.log(f"{options.pair}, {length} tokens, batch {batch}")
                 prompts = _prompts(options.pair, length, batch, options.tokens)
-                cell = measure(arm, prompts, options.repeats, options.tokens)
+                cell = measure(arm, prompts, options.repeats, options.tokens, options.learn)
                 arm.close()
                 cells.append(
                     {"pair": options.pair, "length": length, "batch": batch, **cell}

@@ -45,6 +45,9 @@ NEARLY = 0.85
 #: Steps without drafts after which what is known of drafting steps is doubted: it may come from a
 #: slow spell.
 AGE = 1024
+#: Steps after which drafts that are all right are tried deeper than is known to pay, twice as many
+#: each time, up to :data:`AGE`: the few steps that told may all have been unlucky ones.
+DEEPER = 32
 #: Acceptance of a first token from which shadow drafts are whole chains.
 CHAIN_FROM = 0.35
 
@@ -79,6 +82,7 @@ class AdaptiveDepth:
         self.shadows = ShadowDrafts(slots)
         self._last = np.full(slots, -1, dtype=np.int64)
         self._steps = self._looked = self._tried = self._aged = 0
+        self._deeper_at = self._deeper_in = DEEPER
         # Whether the last step only decoded: others teach nothing about costs.
         self._decoding = False
         # Sum of the lengths of those last planned for.
@@ -182,11 +186,15 @@ class AdaptiveDepth:
         load = len(slots) + others, self._context + others_context
         self._rates[slots] = rates = self.acceptance.rates(slots)
         self._table[slots] = self.calibration.table(rates)
-        self._prices, self._uncut = None, False
+        certain, self._prices, self._uncut = self._certain, None, False
         if (cost := self._cost(*load, others)) is None:
             return self._done(slots, caps, room)
         if self._steps - self._aged >= AGE:
             self._aged = self._steps
+            self.cost.age()
+        elif certain and self._steps >= self._deeper_at and (self._last[slots] < caps).any():
+            self._deeper_in = min(2 * self._deeper_in, AGE)
+            self._deeper_at = self._steps + self._deeper_in
             self.cost.age()
         gains = gains_of(rates)
         zero = evaluate(gains, none, cost)

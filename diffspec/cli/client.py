@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # A long prompt's first token may take minutes on a CPU; a dead server closes the connection sooner.
 TIMEOUT = httpx.Timeout(10.0, read=900.0)
 _PREFIX = "vllm:spec_decode_num_"
+_DECODE = "vllm:request_decode_time_seconds"
 
 
 class RequestError(RuntimeError):
@@ -59,6 +60,21 @@ def parse_spec_counters(exposition: str) -> SpecCounters:
     )
 
 
+def parse_decode_times(exposition: str) -> tuple[int, float]:
+    """From a ``/metrics`` page: requests that ended, and the seconds from their first tokens to
+    their last ones by the server's own clock."""
+    ended, seconds = 0, 0.0
+    for family in text_string_to_metric_families(exposition):
+        if family.name != _DECODE:
+            continue
+        for sample in family.samples:
+            if sample.name == _DECODE + "_count":
+                ended += int(sample.value)
+            elif sample.name == _DECODE + "_sum":
+                seconds += sample.value
+    return ended, seconds
+
+
 @dataclass
 class Completion:
     """One answer.
@@ -69,8 +85,9 @@ class Completion:
         ttft_s: seconds from sending the request to its first token.
         latency_s: seconds from sending the request to its last token.
         first_tokens: tokens in the first piece of the stream, which came after ``ttft_s``.
-        decode_tok_s: tokens per second after the first piece of the stream (one token, as a rule),
-            0 where there was no second piece.
+        decode_tok_s: tokens per second after the first one; 0 where there was no second one. By the
+            server's clock where :meth:`Client.measure` was asked and the server tells, else by when
+            pieces of the stream came: to a client that gets no processor, all at once.
         counters: what the server counted meanwhile; see :func:`measure`.
     """
 
@@ -209,10 +226,15 @@ class Client:
         on_tokens: Callable[[int], None] | None = None,
         **fields: Any,
     ) -> Completion:
-        """:meth:`complete` with the difference of the counters: send nothing else meanwhile."""
-        before = self.spec_counters()
+        """:meth:`complete` with the difference of the counters, and decode speed by the server's
+        clock: send nothing else meanwhile."""
+        before = self.get("/metrics")
         result = self.complete(prompt, max_tokens, on_tokens=on_tokens, **fields)
-        result.counters = self.spec_counters() - before
+        after = self.get("/metrics")
+        result.counters = parse_spec_counters(after) - parse_spec_counters(before)
+        (ended, seconds), (ended_before, seconds_before) = map(parse_decode_times, (after, before))
+        if ended == ended_before + 1 and seconds > seconds_before:
+            result.decode_tok_s = (len(result.token_ids) - 1) / (seconds - seconds_before)
         return result
 
     @contextmanager

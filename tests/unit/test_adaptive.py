@@ -371,6 +371,33 @@ def test_costs_are_doubted_only_after_a_long_pause(monkeypatch: pytest.MonkeyPat
     assert aged
 
 
+def test_a_draft_that_is_always_right_is_tried_deeper_soon() -> None:
+    """The first looks at the deepest chains met something else that kept the machine busy."""
+    policy, looks, chosen = AdaptiveDepth(1, DepthLimits(7)), 0, []
+    slots, depths = np.array([0]), np.array([0])
+    for step in range(200):
+        if depths[0]:
+            policy.observe(slots, depths, depths, np.array([-1]))
+        drafted = int(depths[0])
+        took = 0.010 + 0.0002 * drafted
+        if drafted == 7 and (looks := looks + 1) <= 4:
+            took *= 2
+        propose = 0.0005 + 0.0004 * drafted
+        policy.timed(
+            StepTimes(
+                *(1, 1 + drafted, 2048, True, took, propose, 0.0004 * drafted, 0.0),
+                *(drafted, False, 0),
+            )
+        )
+        depths = policy.plan(slots, np.array([2048]), np.array([6 + (step > 40)])).depths
+        if (gate := policy.gate(slots, depths)) is not None and depths[0]:
+            gate.cut(depths, np.full((1, int(depths[0])), -1e-5))
+        chosen.append(int(depths[0]))
+    assert looks > 4
+    assert max(chosen[60:90]) == 6, "it was taken to be dear"
+    assert min(chosen[-30:]) == 7
+
+
 @pytest.mark.parametrize(("gain", "depth"), [(1.004, 1), (1.04, 2)])
 def test_who_comes_starts_and_the_others_go_on(gain: float, depth: int) -> None:
     """Another request in the batch is no reason to change depths for next to nothing."""

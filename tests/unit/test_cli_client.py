@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,12 +82,20 @@ def test_without_speculation_there_is_no_acceptance() -> None:
 
 
 @contextmanager
-def replay(status: int, body: bytes) -> Iterator[Server]:
-    """A server that answers every POST with ``body``, as recorded from vLLM 0.28.0."""
+def replay(status: int, body: bytes, pages: Sequence[str] = ()) -> Iterator[Server]:
+    """A server that answers every POST with ``body``, as recorded from vLLM 0.28.0, and every GET
+    with the next of ``pages``."""
+    following = iter(pages)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(status, body)
+
+        def do_GET(self) -> None:
+            self.answer(200, next(following).encode())
+
+        def answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -127,6 +135,45 @@ def test_a_stream_is_collected() -> None:
     assert seen == [1, 3, 4]
     assert answer.ttft_s > 0
     assert answer.decode_tok_s > 0
+
+
+def decode_times(*ended: tuple[int, float]) -> str:
+    """A page of engines with so many ended requests that decoded for so many seconds."""
+    name = "vllm:request_decode_time_seconds"
+    lines = [f"# TYPE {name} histogram"]
+    for engine, (count, seconds) in enumerate(ended):
+        labels = f'engine="{engine}",model_name="m"'
+        lines += [
+            f'{name}_bucket{{{labels},le="0.3"}} 0.0',
+            f'{name}_bucket{{{labels},le="+Inf"}} {count}.0',
+            f"{name}_count{{{labels}}} {count}.0",
+            f"{name}_sum{{{labels}}} {seconds}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def test_decode_speed_is_by_the_servers_clock() -> None:
+    """The whole stream comes at once here, as it does to a client that gets no processor."""
+    pages = decode_times((3, 10.0), (1, 2.0)), decode_times((3, 10.0), (2, 2.5))
+    with replay(200, STREAM, pages) as server, Client(server) as client:
+        answer = client.measure([1, 2, 3], 4)
+    assert answer.decode_tok_s == pytest.approx(3 / 0.5), "three tokens after the first"
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        (decode_times((3, 10.0)), decode_times((5, 11.0))),
+        (decode_times((3, 10.0)), decode_times((3, 10.0))),
+        (BEFORE, AFTER),
+    ],
+    ids=["others ended, too", "not counted yet", "no such metric"],
+)
+def test_decode_speed_is_by_the_stream_where_the_server_does_not_tell(
+    pages: tuple[str, str],
+) -> None:
+    with replay(200, STREAM, pages) as server, Client(server) as client:
+        assert client.measure([1, 2, 3], 4).decode_tok_s > 100
 
 
 def test_an_error_inside_a_stream_is_raised() -> None:
