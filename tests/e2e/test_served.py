@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from diffspec.cli.client import Client
+from diffspec.cli.client import Client, parse_decode_times
 from diffspec.cli.serving import Server, ServerError, serve
 from diffspec.testbed.recall_pair import RecallPair
 from diffspec.testbed.recall_prompts import make_recall_prompt
@@ -28,6 +28,18 @@ def test_long_prompts_get_the_right_tokens_from_accepted_drafts(server: Server) 
         answer = client.measure(list(prompt.prompt_ids), TOKENS)
     assert answer.token_ids == list(prompt.continuation_ids)[:TOKENS]
     assert answer.counters.accepted_share >= 0.95
+
+
+def test_the_server_tells_how_long_it_decoded_as_soon_as_an_answer_is_complete(
+    server: Server,
+) -> None:
+    prompt = make_recall_prompt(300, seed=4)
+    with Client(server) as client:
+        ended, seconds = parse_decode_times(client.get("/metrics"))
+        answer = client.complete(list(prompt.prompt_ids), TOKENS)
+        ended_then, seconds_then = parse_decode_times(client.get("/metrics"))
+    assert ended_then == ended + 1
+    assert 0 < seconds_then - seconds < answer.latency_s
 
 
 def test_concurrent_requests_of_mixed_lengths(server: Server) -> None:
