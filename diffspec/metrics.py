@@ -136,12 +136,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "diffspec_step_seconds_total",
         "counter",
-        "Seconds spent by part of a step: verify (the target's step and sampling), draft, retrieve "
-        "(rebuilding working caches included), ingest. Wall time of the calls: work that is still "
-        "in an accelerator's queue counts where it is waited for.",
+        "Seconds spent by part of a step: verify (the target's step and sampling), plan, draft, "
+        "retrieve (scoring and selecting), rebuild (working caches gathered anew or extended), "
+        "ingest. Wall time of the calls: work that is still in an accelerator's queue counts where "
+        "it is waited for.",
         "seconds",
         label="part",
-        values=("verify", "draft", "retrieve", "ingest"),
+        values=("verify", "plan", "draft", "retrieve", "rebuild", "ingest"),
     ),
     Metric(
         "diffspec_faults_total",

@@ -23,7 +23,7 @@ from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.early import Gate, Outlook, Prices
 from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
-from diffspec.adaptive_depth.shadow import GUESS, ShadowDrafts
+from diffspec.adaptive_depth.shadow import ShadowDrafts
 from diffspec.adaptive_depth.standing import Standing
 
 #: By how much another choice must promise to be better before it is taken: between depths, and
@@ -127,26 +127,28 @@ class AdaptiveDepth:
                 chain=times.draft,
                 rebuilt=times.rebuilt,
                 shadow=times.shadow,
+                secrets=times.secrets,
             )
         if times.gap is not None:
             cost.observe_gap(times.gap)
         spent = 0.0
-        if times.shadow and times.depth == 0:
+        if times.shadow and times.depth == 0 and times.decoding:
             spent = max(0.0, times.propose - cost.idle(times.requests))
-        elif times.shadow:
-            spent = cost.shadow(times.requests, times.shadow) or GUESS * times.verify
+        elif times.shadow:  # what proposing took is theirs in part: there is a prompt, or drafts
+            spent = self.shadows.cost(cost.shadow(times.secrets, times.shadow))
         self.shadows.step(times.verify + times.propose + (times.gap or 0.0), spent)
 
     def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
         """See :meth:`DepthPolicy.rested`."""
         self._steps += steps
+        self._looked = self._steps
         self.cost.rested(len(slots), self._context, steps, seconds, propose)
         self._context += steps * len(slots)
         self.shadows.rested(slots, steps, seconds)
         self._standing.rested(steps, seconds)
         if self.limits.drafts:
             most = int(self._wanted(slots).max())
-            self.shadows.wait_on(slots, self.cost.shadow(len(slots), most))
+            self.shadows.wait_on(slots, partial(self.cost.shadow, depth=most))
         return self._rest(slots, self._steps + 1)
 
     def seed(self, rows: int, seconds: float) -> None:
@@ -283,7 +285,7 @@ class AdaptiveDepth:
         elif last.min() < 0:  # the others go on as they did, with what is best for the new ones
             last = np.where(last < 0, best.depths, last)
         last = np.minimum(last, caps)
-        held = outlook.evaluate(last, best.rate)[0] if cuts else evaluate(gains, last, cost)
+        held = outlook.evaluate(last, best.rate) if cuts else evaluate(gains, last, cost)
         if best.depths.any() and best.rate < SWITCH * held.rate and held.rate >= zero.rate:
             return held
         return best
@@ -300,6 +302,9 @@ class AdaptiveDepth:
         if not (positive := tuple(d for d in depths if d)):
             return None
         best = choose_uniform(gains, caps, cost, positive)
+        more = cost.propose(int(best.depths.max())) - cost.propose(0)
+        if best.tokens < RESUME * zero.rate * (zero.seconds + more):
+            return None  # not even if verifying its tokens took no time
         return best if best.rate >= NEARLY * zero.rate else None
 
     def _hopeless(self, slots: IntArray, cost: StepCost, zero: Choice) -> bool:
@@ -352,6 +357,8 @@ class AdaptiveDepth:
         idle = depths == 0
         if not idle.all():
             self._tried = self._aged = self._steps
+        else:  # it shows what a step without drafts costs
+            self._looked = self._steps
         shadows = np.zeros_like(depths)
         self.shadows.drafting(slots[~idle])
         if not idle.any():
@@ -360,8 +367,8 @@ class AdaptiveDepth:
             self.shadows.rested(slots, 1)
             return Plan(depths, shadows, rest=rest - 1)
         wanted = self._wanted(slots[idle])
-        cost = self.cost.shadow(len(slots), int(wanted.max()))
-        due = self.shadows.due(slots[idle], cost, wanted)
+        seconds = partial(self.cost.shadow, depth=int(wanted.max()))
+        due = self.shadows.due(slots[idle], seconds, wanted)
         shadows[idle] = np.where(due, wanted, 0)
         # Where they were refused the next ones are due later.
         over = bool(shadows.any()) or not idle.all()

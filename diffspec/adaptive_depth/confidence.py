@@ -84,12 +84,6 @@ class Calibration:
         """Whether there were any chains."""
         return self._count > 0
 
-    @property
-    def weights(self) -> FloatArray:
-        """How much each reading counts, ``[3]``."""
-        self._learn()
-        return self._weights
-
     def drafted(
         self, slots: IntArray, bins: IntArray, rates: FloatArray, secret: npt.NDArray[np.bool_]
     ) -> None:

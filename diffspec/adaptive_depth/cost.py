@@ -79,7 +79,8 @@ class CostModel:
         #: planned, and if it rested, as most do that follow each other.
         self._idle: dict[int, Line] = {}
         self._resting: dict[int, Line] = {}
-        self._shadow = Line()
+        #: What secret chains add to a step without drafts, by how many there are.
+        self._shadow: dict[int, Line] = {}
         #: A draft step: the slope of proposing until depths have varied.
         self._draft_step = Line()
         #: Proposing where a working cache was rebuilt, and how often that is.
@@ -154,16 +155,18 @@ class CostModel:
         chain: float,
         rebuilt: bool,
         shadow: int,
+        secrets: int = 1,
     ) -> None:
         """Proposing took ``seconds``, ``chain`` of them for the draft steps; ``depth`` is the
-        deepest chain that was submitted and ``shadow`` the deepest that was not."""
+        deepest chain that was submitted and ``shadow`` the deepest of ``secrets`` that were not."""
         idle = self._now(self._idle.setdefault(bucket(requests), Line()))
         if depth == 0:
             if not shadow:
                 idle.add(1, seconds)
             elif idle.count:
                 excess = max(seconds - idle.at(1), 1e-9)
-                self._now(self._shadow).add(shadow, excess, self._now(self._draft_step).at(1))
+                line = self._now(self._shadow.setdefault(bucket(secrets), Line()))
+                line.add(shadow, excess, self._now(self._draft_step).at(1))
             return
         if shadow:  # a mixture of both
             return
@@ -229,14 +232,21 @@ class CostModel:
         rebuilding = self._nearest(self._rebuilding or self._propose, requests, depth, slope)
         return (1 - share) * plain + share * max(rebuilding, plain)
 
-    def shadow(self, requests: int, depth: int) -> float | None:
-        """Seconds that a shadow chain of ``depth`` tokens adds to a step without drafts. Until some
-        were measured, what proposing as many took where a working cache was rebuilt, as one always
-        is for them; None until that was measured."""
-        slope = self._now(self._draft_step).at(1)
-        if self._shadow.count >= ENOUGH:
-            return self._now(self._shadow).at(depth, slope)
-        return self._nearest(self._rebuilding, requests, depth, slope) or None
+    def shadow(self, chains: int, depth: int) -> float | None:
+        """Seconds that so many shadow chains of ``depth`` tokens add to a step without drafts.
+
+        Until some were measured, what proposing as many took where a working cache was rebuilt, as
+        one always is for them; None until that was measured. Of another number of chains each is
+        taken to cost its share: a single one gets its try, however expensive many together were.
+        """
+        slope, b = self._now(self._draft_step).at(1), bucket(chains)
+        known = {at: line for at, line in self._shadow.items() if line.count >= ENOUGH}
+        known = known or {at: line for at, line in self._rebuilding.items() if line.count}
+        if not known:
+            return None
+        nearest = min(known, key=lambda at: abs(at - b))
+        share = 1.0 if nearest == b else chains / nearest
+        return share * self._now(known[nearest]).at(depth, slope)
 
     def age(self) -> None:
         """Doubt what is known of steps with drafts: they deserve another try."""
@@ -244,6 +254,8 @@ class CostModel:
             for rows, line in entries.items():
                 if rows > requests:
                     line.age()
+        for line in (*self._propose.values(), *self._rebuilding.values()):
+            line.age()
 
     def table(self) -> list[dict[str, float]]:
         """The verifying table, an entry per row, for people and reports."""

@@ -124,15 +124,15 @@ class Outlook:
         """Where the promised speed is ``rate``."""
         return Prices(self.verify, rate, self.least, self.allowed)
 
-    def evaluate(self, depths: IntArray, rate: float) -> tuple[Choice, IntArray]:
+    def evaluate(self, depths: IntArray, rate: float) -> Choice:
         """Drafting ``depths`` ``[b]`` and cutting at the speed ``rate``: what is expected of a
-        step, and the most ``[b]`` that a scenario submits."""
+        step."""
         submitted = self.prices(rate).submit(self.gains, depths)
         drafted = np.arange(self.gains.shape[-1]) < submitted[..., None]
         tokens = depths.size + self.cost.others + (self.gains * drafted).sum() / len(submitted)
         seconds = self.verify[submitted.sum(-1)].mean()
         seconds += self.cost.propose(int(depths.max(initial=0)))
-        return Choice(depths, float(tokens), float(seconds)), submitted.max(0)
+        return Choice(depths, float(tokens), float(seconds))
 
     def choose(self, caps: IntArray, rate: float) -> Choice:
         """The depths of the highest speed; ``rate`` is a first guess of it.
@@ -143,7 +143,7 @@ class Outlook:
         if self.allowed is not None:
             options = [np.minimum(caps, limit) for limit in self.allowed if limit >= self.least]
             for _ in range(_ROUNDS):
-                found = [self.evaluate(depths, rate)[0] for depths in options]
+                found = [self.evaluate(depths, rate) for depths in options]
                 best = max(found, key=lambda choice: choice.tokens - rate * choice.seconds)
                 rate = best.rate
             return best

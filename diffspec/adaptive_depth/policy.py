@@ -53,6 +53,7 @@ class StepTimes:
         depth: deepest chain drafted by this step's proposing in order to be submitted.
         rebuilt: whether a working cache was gathered anew.
         shadow: deepest shadow chain in it, 0 if there is none.
+        secrets: how many shadow chains, if there are any.
     """
 
     requests: int
@@ -66,6 +67,7 @@ class StepTimes:
     depth: int
     rebuilt: bool
     shadow: int
+    secrets: int = 1
 
 
 class ChainGate(Protocol):

@@ -8,6 +8,7 @@ has become good again is noticed for the price of a draft step or a few, and of 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,9 @@ RECENT = 16
 #: What a shadow draft is taken to cost before any draft was measured, as a share of a step.
 GUESS = 0.2
 
+#: Seconds that so many shadow drafts add to a step; None if nothing was measured yet.
+Seconds = Callable[[int], float | None]
+
 
 class ShadowDrafts:
     """Cadence per request and budget per process.
@@ -41,6 +45,8 @@ class ShadowDrafts:
     def __init__(self, slots: int) -> None:
         self._gap = np.full(slots, FIRST_GAP, dtype=np.int64)
         self._since = np.zeros(slots, dtype=np.int64)
+        # Steps since the last one that was afforded: who is put off keeps its place in the queue.
+        self._queued = np.zeros(slots, dtype=np.int64)
         self._steps = np.zeros(WINDOW)
         self._spent = np.zeros(WINDOW)
         self._at = self._count = 0
@@ -48,45 +54,56 @@ class ShadowDrafts:
         self._even = 1
         self._sum_steps = self._sum_spent = self._recent = 0.0
 
-    def due(
-        self, slots: IntArray, seconds: float | None, wanted: IntArray
-    ) -> npt.NDArray[np.bool_]:
+    def due(self, slots: IntArray, seconds: Seconds, wanted: IntArray) -> npt.NDArray[np.bool_]:
         """Which of the requests in ``slots`` ``[m]``, all without drafts in this step, should
-        shadow one; all or none of those that wait, since they share the step.
+        shadow one: all that wait, since they share the step, or as many as can be afforded.
 
         Args:
-            seconds: what shadow drafts add to a step; None if not measured yet.
+            seconds: what so many shadow drafts add to a step.
             wanted: ``[m]``, tokens each would draft: comparing them takes as many steps.
         """
         self._since[slots] += 1
-        waiting: npt.NDArray[np.bool_] = self._since[slots] >= self._waits(slots)
-        if not waiting.any():
-            return waiting
-        cost = self._cost(seconds)
-        if self._refused(slots[waiting], cost):
-            waiting[:] = False
-            return waiting
-        # Requests that are due together share a step.
-        turns = len(np.unique(self._gap[slots] - self._since[slots]))
-        self._even = math.ceil(cost * turns / (ROUTINE * self._usual()))
-        self._since[slots[waiting]] = 1 - wanted[waiting]
-        return waiting
+        self._queued[slots] += 1
+        waits = self._waits(slots)
+        chosen = np.zeros(len(slots), dtype=np.bool_)
+        if (self._since[slots] < waits).all():
+            return chosen
+        # With whose turn it is go those who were put off.
+        waiting = np.flatnonzero(self._queued[slots] >= waits)
+        # After a hit first, then who has waited longest.
+        at = slots[waiting]
+        waiting = waiting[np.lexsort((-self._queued[at], self._gap[at] != HIT_GAP))]
+        count = len(waiting)
+        while count and not self._affords(slots[waiting[:count]], self.cost(seconds(count))):
+            count //= 2
+        if count:
+            # Requests that are due together share a step.
+            turns = len(np.unique(self._gap[slots] - self._since[slots]))
+            self._even = math.ceil(self.cost(seconds(count)) * turns / (ROUTINE * self._usual()))
+        self._put_off(slots[waiting[count:]])
+        now = waiting[:count]
+        chosen[now] = True
+        self._since[slots[now]] = 1 - wanted[now]
+        self._queued[slots[now]] = 0
+        return chosen
 
     def until_due(self, slots: IntArray) -> int:
         """Steps without drafts until the first of ``slots`` ``[m]`` is due; 0 if the next is."""
         return max(0, int((self._waits(slots) - self._since[slots]).min()) - 1)
 
-    def wait_on(self, slots: IntArray, seconds: float | None) -> None:
-        """If what is due to ``slots`` ``[m]`` in the next step would be refused, it is refused now,
-        which needs no step; ``seconds`` as of :meth:`due`."""
+    def wait_on(self, slots: IntArray, seconds: Seconds) -> None:
+        """If not even one of what is due to ``slots`` ``[m]`` in the next step could be afforded,
+        all is refused now, which needs no step; ``seconds`` as of :meth:`due`."""
         next_ones = slots[self._since[slots] + 1 >= self._waits(slots)]
-        if next_ones.size and self._refused(next_ones, self._cost(seconds)):
+        if next_ones.size and not self._affords(next_ones, self.cost(seconds(1))):
+            self._put_off(next_ones)
             self._since[next_ones] -= 1
 
     def rested(self, slots: IntArray, steps: int, seconds: float | None = None) -> None:
         """``slots`` ``[m]`` had ``steps`` steps without drafts that were not asked about; they took
         ``seconds`` each, if they were not counted otherwise."""
         self._since[slots] += steps
+        self._queued[slots] += steps
         if seconds is not None:
             for _ in range(steps):
                 self.step(seconds, 0.0)
@@ -106,13 +123,17 @@ class ShadowDrafts:
         self._steps[at], self._spent[at] = seconds, spent
         self._at, self._count = (at + 1) % WINDOW, min(self._count + 1, WINDOW)
 
+    def cost(self, seconds: float | None) -> float:
+        """``seconds``, or a guess if that is None."""
+        return GUESS * self._usual() if seconds is None else seconds
+
     def drafting(self, slots: IntArray) -> None:
         """These requests draft in this step: the next pause begins anew."""
-        self._gap[slots], self._since[slots] = FIRST_GAP, 0
+        self._gap[slots], self._since[slots], self._queued[slots] = FIRST_GAP, 0, 0
 
     def forget(self, slot: int) -> None:
         """The request in ``slot`` has ended."""
-        self._gap[slot], self._since[slot] = FIRST_GAP, 0
+        self._gap[slot], self._since[slot], self._queued[slot] = FIRST_GAP, 0, 0
 
     def _waits(self, slots: IntArray) -> IntArray:
         """Steps ``[m]`` between two shadow drafts of the same request."""
@@ -123,17 +144,18 @@ class ShadowDrafts:
         """Seconds of a step lately; 0 before the first."""
         return min(self._sum_steps / self._count, self._recent) if self._count else 0.0
 
-    def _cost(self, seconds: float | None) -> float:
-        return GUESS * self._usual() if seconds is None else seconds
+    def _hopeful(self, slots: IntArray) -> bool:
+        return bool((self._gap[slots] == HIT_GAP).any())
 
-    def _refused(self, slots: IntArray, cost: float) -> bool:
-        """Whether ``cost`` is too much for ``slots`` ``[m]``, which wait; then they wait on."""
-        hopeful = bool((self._gap[slots] == HIT_GAP).any())
+    def _affords(self, slots: IntArray, cost: float) -> bool:
+        """Whether ``cost`` is not too much for ``slots`` ``[m]``, which wait."""
         # The oldest step leaves the window as this one enters it.
         oldest = self._at if self._count == WINDOW else None
         spent = self._sum_spent - (self._spent[oldest] if oldest is not None else 0.0)
-        share, usual = SHARE if hopeful else ROUTINE, self._usual()
-        if usual and spent + cost <= share * usual * WINDOW:
-            return False
-        self._since[slots] = self._waits(slots) - (FIRST_GAP if hopeful else LATER)
-        return True
+        share, usual = SHARE if self._hopeful(slots) else ROUTINE, self._usual()
+        return bool(usual) and spent + cost <= share * usual * WINDOW
+
+    def _put_off(self, slots: IntArray) -> None:
+        """``slots`` ``[m]``, which wait, cannot be afforded: they wait on."""
+        later = FIRST_GAP if self._hopeful(slots) else LATER
+        self._since[slots] = self._waits(slots) - later

@@ -12,7 +12,7 @@ from diffspec.adaptive_depth.policy import IntArray
 
 #: Why a request's step has no drafts.
 ZERO_REASONS = ("no_gain", "no_slot", "length_limit", "fault", "measuring", "not_ready", "unsure")
-PARTS = ("verify", "draft", "retrieve", "ingest")
+PARTS = ("verify", "plan", "draft", "retrieve", "rebuild", "ingest")
 
 
 @dataclass(slots=True)
@@ -27,7 +27,8 @@ class Counters:
         rebuilds: working caches gathered anew, first ones included.
         retrievals: rebuilds for which the target's keys were scored.
         shadows, shadow_hits: tokens drafted in secret, and those that turned out right.
-        seconds: by part of a step; ``retrieve`` includes rebuilding.
+        seconds: by part of a step; ``retrieve`` is scoring and selecting, ``rebuild`` what then
+            makes working caches current.
     """
 
     depths: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))

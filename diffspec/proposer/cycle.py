@@ -152,7 +152,9 @@ class DraftingCycle:
         self.counters.accepted += int(batch.accepted.sum())
         # Whatever is to be drafted and then is not has met a fault.
         self._why = np.full(len(batch.request_ids), FAULT)
+        begin = time.perf_counter()
         work = self._plan(batch)
+        self.counters.seconds["plan"] += time.perf_counter() - begin
         projection = self._ingest(batch, wait=work is None)
         if work is not None and projection is not None:
             try:
@@ -335,8 +337,9 @@ class DraftingCycle:
         self._why[members[room == 0]] = LENGTH_LIMIT
         keep = chains > 0
         if not keep.any():
-            everyone = len(members) == len(batch.request_ids) and not self.slots.shadows
-            if plan.rest and everyone:
+            everyone = len(members) == len(batch.request_ids)
+            compared = not self.slots.shadows.keys().isdisjoint(slots[members].tolist())
+            if plan.rest and everyone and not compared:
                 self._resting.grant(plan.rest, slots[members], int(left.min()) - 1)
             return None
         members = members[keep]
@@ -426,4 +429,5 @@ class DraftingCycle:
             depth=self.submission.depth,
             rebuilt=self.counters.rebuilds > rebuilds,
             shadow=self.submission.shadow_depth,
+            secrets=self.submission.secrets,
         )

@@ -19,16 +19,17 @@ class Submission:
         tails: what was drafted last.
         depth: deepest chain of the step that was drafted in order to be submitted.
         shadow_depth: its deepest secret chain.
+        secrets: how many secret chains it has.
     """
 
     def __init__(self, slots: SlotTable, counters: Counters) -> None:
         self.tails = Tails(slots.count, len(counters.depths) - 1)
         self._slots, self._counters = slots, counters
-        self.depth = self.shadow_depth = 0
+        self.depth = self.shadow_depth = self.secrets = 0
 
     def begin(self) -> None:
         """A step begins."""
-        self.depth = self.shadow_depth = 0
+        self.depth = self.shadow_depth = self.secrets = 0
 
     def take(
         self,
@@ -59,7 +60,7 @@ class Submission:
         if (secret := np.flatnonzero(planned == 0)).size:
             secrets = [tokens[i][: drafted[i]] for i in secret]
             self._counters.shadows += int(drafted[secret].sum())
-            self.shadow_depth = int(drafted[secret].max())
+            self.shadow_depth, self.secrets = int(drafted[secret].max()), len(secrets)
             self._slots.keep_shadows(slots[secret], lengths[secret], secrets)
         self.depth = int(drafted.max(where=planned > 0, initial=0))
         self._counters.cut += int((drafted - submit)[planned > 0].sum())

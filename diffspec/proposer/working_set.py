@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ class WorkingSet:
     Attributes:
         masses: what selection ranks chunks by; replaced by benchmarks and tests to ablate
             retrieval, never by configuration.
+        choosing: seconds spent on scoring and selecting so far.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class WorkingSet:
     ) -> None:
         self.geometry, self.plan, self.working, self.scorer = geometry, plan, working, scorer
         self.masses: MassFunction = scorer.masses
+        self.choosing = 0.0
         slots, heads, budget, head_dim = working.k.shape
         device = working.k.device
         chunks = -(-geometry.max_model_len // geometry.chunk)
@@ -187,7 +190,9 @@ class WorkingSet:
         lengths = batch.lengths[members]
         member, slot, length = (on_device(a, device) for a in (members, slots, lengths))
         table = batch.draft_table[member]
+        begin = time.perf_counter()
         ids, rows = self._choose(batch, member, slot, length, lengths, table)
+        self.choosing += time.perf_counter() - begin
         if not rows.any():
             return rows
 

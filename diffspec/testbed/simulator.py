@@ -280,6 +280,7 @@ def simulate(
                 depth=deepest,
                 rebuilt=False,
                 shadow=int(shadows.max()),
+                secrets=int(np.count_nonzero(shadows)),
             )
             factor = 3.0 if rng.random() < outliers else 1.0
             measured = replace(

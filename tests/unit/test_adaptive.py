@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -150,21 +151,22 @@ LOADS = {
         0.98, (Phase(20, [0.6]), Phase(1000, [0.0], load=3.0))
     ),
     "a load that ends as the draft turns right": (
-        0.9, (Phase(20, [0.1], load=3.0), Phase(1000, [0.95]))
+        0.95, (Phase(20, [0.1], load=3.0), Phase(1000, [0.95]))
     ),
     "loads that come and go": (
-        0.93, tuple(Phase(60, [0.5], load=load) for load in (1, 2, 1, 3, 1, 2, 1, 1.5) * 2)
+        0.95, tuple(Phase(60, [0.5], load=load) for load in (1, 2, 1, 3, 1, 2, 1, 1.5) * 2)
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
 @pytest.mark.parametrize("case", LOADS)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_machine_whose_pace_changes(machine: Machine, case: str, seed: int) -> None:
+def test_a_machine_whose_pace_changes(machine: Machine, case: str) -> None:
     """What was seen last under a load must not be compared with what was seen without."""
     least, phases = LOADS[case]
-    assert run(machine, *phases, seed=seed).efficiency(32) >= least
+    found = [run(machine, *phases, seed=seed).efficiency(32) for seed in range(4)]
+    assert np.mean(found) >= least
+    assert min(found) >= 0.9
 
 
 def test_requests_that_differ_get_different_depths() -> None:
@@ -359,6 +361,39 @@ def test_a_pause_lasts_before_drafting_is_tried_again() -> None:
     tried = paused_after(700, steps=600, verify=0.0105)
     assert tried
     assert tried[0] >= LOOK_AGAIN
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafting_that_nearly_pays_is_tried_again_and_again(seed: int) -> None:
+    """Every second token is right, which pays from step 3000 on, when verification gets faster.
+    What a step without drafts costs is known, and no reason to look at that instead."""
+    policy, slots = AdaptiveDepth(1, DepthLimits(1)), np.array([0])
+    rng = np.random.default_rng(seed)
+    depths, secret, tried, looked = np.array([0]), np.array([0]), [], 0
+    for step in range(3600):
+        right = int(rng.random() < 0.5)
+        if depths[0]:
+            policy.observe(slots, depths, depths * right, np.array([-1]))
+        if secret[0]:
+            policy.observe_shadows(slots, secret, secret * right)
+        drafted = int(depths[0])
+        took = 0.010 if not drafted else 0.0155 if step < 3000 else 0.011
+        plan = policy.plan(slots, np.array([1000]), np.array([1]))
+        depths, secret = plan.depths, plan.shadows
+        tried += [step] * int(depths[0])
+        looked += plan.measuring and 400 < step < 3000
+        propose = 0.0005 if depths[0] or secret[0] else 0.0001
+        policy.timed(
+            StepTimes(
+                *(1, 1 + drafted, 1000, True, took, propose, 0.0004, 0.0),
+                *(int(depths[0]), False, int(secret[0])),
+            )
+        )
+    before = [step for step in tried if 200 < step < 3000]
+    assert max(later - step for step, later in pairwise(before)) <= 1.5 * LOOK_AGAIN
+    assert len(before) <= 0.04 * 2800
+    assert not looked
+    assert sum(step >= 3000 for step in tried) >= 600 - 1.5 * LOOK_AGAIN
 
 
 def test_costs_are_doubted_only_after_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -473,6 +473,23 @@ def test_a_rest_goes_on_as_the_policy_says_and_writes_what_does_not_fit() -> Non
     serving.oracle.check_canonical()
 
 
+def test_a_secret_draft_of_a_preempted_request_keeps_nobody_from_resting() -> None:
+    serving = Serving(Shape(waiting=8))
+    one, two = serving.prefilled(40, 40)
+    policy, cycle = serving.host.policy, serving.host.cycle
+    policy.by_slot[:] = 0
+    policy.shadow_by_slot[0] = 3
+    serving.step((one, 0), (two, 0))
+    assert list(cycle.slots.shadows) == [0], "drafted in secret, and not compared yet"
+    serving.host.preempt(one)
+    policy.shadow_by_slot[:], policy.rest_steps = 0, 3
+    for _ in range(4):
+        serving.step((two, 0))
+    assert serving.host.resting
+    assert cycle.numbers()["zero/no_gain"] == 6
+    assert policy.rested_steps == 3
+
+
 def test_a_rest_ends_with_the_context() -> None:
     shape = Shape()
     serving = Serving(shape)

@@ -33,12 +33,12 @@ def test_names_and_labels_follow_prometheus() -> None:
 
 
 def test_the_number_of_series_is_bounded_by_the_depth() -> None:
-    assert len(layout(16)) == 17 + 28
+    assert len(layout(16)) == 17 + 30
     for depth in (1, 3, 16):
         keys = layout(depth)
-        assert len(set(keys)) == len(keys) == depth + 1 + 28
+        assert len(set(keys)) == len(keys) == depth + 1 + 30
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
-    assert "K + 29 series of DiffSpec (K is `num_speculative_tokens`): 45 at K = 16" in page
+    assert "K + 31 series of DiffSpec (K is `num_speculative_tokens`): 47 at K = 16" in page
     assert "depth/16" in layout(16)
     assert "depth/16" not in layout(15)
 
