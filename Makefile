@@ -2,7 +2,7 @@
 #   make test                       lint, types, all tests (CPU only)
 #   make demo [QUICK=1] [TEXT=FILE] [OUT=dir]    tables and demo.png, into build/demo
 #   make matrix                     identity and acceptance at full size, into evidence/
-#   make bench [OUT=dir]            speed, some two hours on an otherwise idle machine
+#   make bench [OUT=dir]            speed, some two hours on an otherwise idle machine, into build/bench
 #   make lint | setup | clean
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -60,7 +60,7 @@ matrix: $(STAMP)
 	$(BIN)/python -m benchmarks.matrix
 
 # Ratios need a quiet machine: nothing else should run meanwhile.
-bench: RECORDS := $(or $(OUT),evidence)
+bench: RECORDS := $(or $(OUT),build/bench)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.ceiling --arms all --starts 3 --repeats 2 --out $(RECORDS)/ceiling-16k.json
 	$(BIN)/python -m benchmarks.ceiling --lengths 8192,32768 --depths 5 --starts 2 --repeats 3 \
@@ -74,9 +74,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.simulated --out $(RECORDS)/policy-simulated.json
 	$(BIN)/python -m benchmarks.floor --out $(RECORDS)/floor.json
 	$(BIN)/python -m benchmarks.enabled --out $(RECORDS)/enabled.json
-	$(BIN)/python -m benchmarks.adaptive --out $(RECORDS)/adaptive-recall.json
+	$(BIN)/python -m benchmarks.adaptive --learn 4 --out $(RECORDS)/adaptive-recall.json
 	$(BIN)/python -m benchmarks.adaptive --pair smollm2 --lengths 2000,4000,7000 --budget 512 \
-	  --tokens 48 --out $(RECORDS)/adaptive-smollm2.json
+	  --tokens 48 --learn 4 --out $(RECORDS)/adaptive-smollm2.json
 	$(BIN)/python -m benchmarks.plots $(RECORDS)
 
 clean:

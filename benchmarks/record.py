@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ def _arguments() -> list[str]:
 def provenance() -> dict[str, Any]:
     """Command, commit, versions and machine kind of this run."""
     return {
-        "command": " ".join(
+        "command": shlex.join(
             ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *_arguments()]
         ),
         "commit": _git("rev-parse", "--short=12", "HEAD"),

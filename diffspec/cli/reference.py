@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 
 from diffspec.configuration import explain
 from diffspec.evidence.pages import table
+from diffspec.hosts.launch import Unsupported
 from diffspec.hosts.releases import SUPPORTED, TESTED, UNPUBLISHED, tested
 from diffspec.hosts.touch_point import TouchPoint
 from diffspec.hosts.touch_points import TOUCH_POINTS
-from diffspec.hosts.unsupported import UNSUPPORTED
+from diffspec.hosts.unsupported import NOT_ON_ASCEND, UNSUPPORTED
 
 _HEAD = """# Reference
 
@@ -64,6 +65,12 @@ def key_table(items: Iterable[explain.Explained]) -> str:
     )
 
 
+def _only_on(row: Unsupported) -> str:
+    if row.platform != "any":
+        return f" ({row.platform})"
+    return " (not npu)" if row.id in NOT_ON_ASCEND else ""
+
+
 def reference_markdown() -> str:
     """The whole page."""
     keys = key_table(item for item in explain.all_keys() if item.ours)
@@ -71,7 +78,7 @@ def reference_markdown() -> str:
         ("id", "what", "judged"),
         (
             (
-                f"`{row.id}`" if row.platform == "any" else f"`{row.id}` ({row.platform})",
+                f"`{row.id}`{_only_on(row)}",
                 row.condition,
                 "before weights load" if row.where == "config" else "when the models are loaded",
             )
