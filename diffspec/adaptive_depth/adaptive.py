@@ -23,7 +23,7 @@ from diffspec.adaptive_depth.cost import CostModel
 from diffspec.adaptive_depth.early import Gate, Outlook, Prices
 from diffspec.adaptive_depth.limits import DepthLimits
 from diffspec.adaptive_depth.policy import IntArray, Plan, StepTimes
-from diffspec.adaptive_depth.shadow import Seconds, ShadowDrafts
+from diffspec.adaptive_depth.shadow import ShadowDrafts
 from diffspec.adaptive_depth.standing import Standing
 
 #: By how much another choice must promise to be better before it is taken: between depths, and
@@ -134,9 +134,8 @@ class AdaptiveDepth:
         spent = 0.0
         if times.shadow and times.depth == 0 and times.decoding:
             spent = max(0.0, times.propose - cost.idle(times.requests))
-            spent += cost.around(times.requests)
         elif times.shadow:  # what proposing took is theirs in part: there is a prompt, or drafts
-            spent = self.shadows.cost(self._secret(times.requests, times.shadow)(times.secrets))
+            spent = self.shadows.cost(cost.shadow(times.secrets, times.shadow))
         self.shadows.step(times.verify + times.propose + (times.gap or 0.0), spent)
 
     def rested(self, slots: IntArray, steps: int, seconds: float, propose: float) -> int:
@@ -149,7 +148,7 @@ class AdaptiveDepth:
         self._standing.rested(steps, seconds)
         if self.limits.drafts:
             most = int(self._wanted(slots).max())
-            self.shadows.wait_on(slots, self._secret(len(slots), most))
+            self.shadows.wait_on(slots, partial(self.cost.shadow, depth=most))
         return self._rest(slots, self._steps + 1)
 
     def seed(self, rows: int, seconds: float) -> None:
@@ -341,16 +340,6 @@ class AdaptiveDepth:
         wait = LOOK_AGAIN if cost.known else min(unknown, LOOK_AGAIN)
         return self._steps - self._looked >= wait
 
-    def _secret(self, requests: int, depth: int) -> Seconds:
-        """What secret drafts of ``depth`` tokens cost in a step of so many requests, all in all."""
-        around = self.cost.around(requests)
-
-        def seconds(chains: int) -> float | None:
-            drafts = self.cost.shadow(chains, depth)
-            return None if drafts is None else drafts + around
-
-        return seconds
-
     def _wanted(self, slots: IntArray) -> IntArray:
         """Tokens ``[m]`` of a secret draft: where a first one is often right, those further on may
         be right, too."""
@@ -378,7 +367,7 @@ class AdaptiveDepth:
             self.shadows.rested(slots, 1)
             return Plan(depths, shadows, rest=rest - 1)
         wanted = self._wanted(slots[idle])
-        seconds = self._secret(len(slots), int(wanted.max()))
+        seconds = partial(self.cost.shadow, depth=int(wanted.max()))
         due = self.shadows.due(slots[idle], seconds, wanted)
         shadows[idle] = np.where(due, wanted, 0)
         # Where they were refused the next ones are due later.

@@ -248,13 +248,6 @@ class CostModel:
         share = 1.0 if nearest == b else chains / nearest
         return share * self._now(known[nearest]).at(depth, slope)
 
-    def around(self, requests: int) -> float:
-        """Seconds that a secret draft costs beside its own: the step that drafts and the one that
-        compares are planned, where the batch would have rested."""
-        if not self._resting:
-            return 0.0
-        return 2 * max(0.0, self.idle(requests) - self.propose(requests, 0))
-
     def age(self) -> None:
         """Doubt what is known of steps with drafts: they deserve another try."""
         for requests, entries in self._verify.items():

@@ -180,16 +180,6 @@ def test_proposing_by_depth_with_rebuilds_at_their_frequency() -> None:
     assert model.shadow(1, 1) == pytest.approx(0.002)
 
 
-def test_a_secret_draft_takes_two_planned_steps_from_a_rest() -> None:
-    model = CostModel()
-    for _ in range(8):
-        model.observe_propose(1, 0, 0.0007, chain=0.0, rebuilt=False, shadow=0)
-    assert model.around(1) == 0.0, "without rests every step is planned"
-    for _ in range(8):
-        model.rested(1, 2000, 30, 0.010, 0.0002)
-    assert model.around(1) == pytest.approx(0.0010)
-
-
 def test_proposing_where_every_step_rebuilds() -> None:
     """In a batch some working cache is due at nearly every step."""
     model = CostModel()
