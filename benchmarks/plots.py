@@ -226,7 +226,9 @@ def main() -> int:
             any(cell.get("fresh_prompts", {}).values()) for cell in record.get("cells", ())
         )
         if record.get("cells") and not reading and (draw := PLOTS.get(record.get("what", ""))):
-            draw(record).savefig(path.with_suffix(".png"), dpi=120)
+            figure = draw(record)
+            figure.savefig(path.with_suffix(".png"), dpi=120)
+            plt.close(figure)
             print(path.with_suffix(".png"))
     return 0
 

@@ -89,7 +89,9 @@ def test_rows_past_the_count_never_matter() -> None:
     cache.k[1, :, 5:], cache.k[3, :, 9:] = 1e30, 1e30
     cache.v[1, :, 5:], cache.v[3, :, 9:] = 1e30, 1e30
     assert torch.equal(cache.attend(q, slots, counts, 9, 1.0, -1), before)
-    assert torch.equal(cache.attend(q[:1], slots[:1], counts[:1], 5, 1.0, 1), before[:1])
+    # One request alone takes another path, whose sums a processor may round otherwise.
+    alone = cache.attend(q[:1], slots[:1], counts[:1], 5, 1.0, 1)
+    assert torch.allclose(alone, before[:1], atol=1e-5)
 
 
 def test_clear_removes_what_a_mask_cannot() -> None:
