@@ -9,6 +9,7 @@ never measured is estimated from its neighbours and says so.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -37,6 +38,11 @@ def bucket(count: int) -> int:
         return count
     step = 1 << (count.bit_length() - 4)
     return -(-count // step) * step
+
+
+def _closest(known: Iterable[int], count: int) -> int:
+    """The nearest to the entry of ``count`` among ``known`` ones."""
+    return min(known, key=lambda b: abs(b - bucket(count)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -239,13 +245,13 @@ class CostModel:
         one always is for them; None until that was measured. Of another number of chains each is
         taken to cost its share: a single one gets its try, however expensive many together were.
         """
-        slope, b = self._now(self._draft_step).at(1), bucket(chains)
+        slope = self._now(self._draft_step).at(1)
         known = {at: line for at, line in self._shadow.items() if line.count >= ENOUGH}
         known = known or {at: line for at, line in self._rebuilding.items() if line.count}
         if not known:
             return None
-        nearest = min(known, key=lambda at: abs(at - b))
-        share = 1.0 if nearest == b else chains / nearest
+        nearest = _closest(known, chains)
+        share = 1.0 if nearest == bucket(chains) else chains / nearest
         return share * self._now(known[nearest]).at(depth, slope)
 
     def age(self) -> None:
@@ -310,7 +316,4 @@ class CostModel:
         self, lines: dict[int, Line], requests: int, x: float, slope: float = 0.0
     ) -> float:
         known = [b for b, line in lines.items() if line.count]
-        if not known:
-            return 0.0
-        nearest = lines[min(known, key=lambda b: abs(b - bucket(requests)))]
-        return self._now(nearest).at(x, slope)
+        return self._now(lines[_closest(known, requests)]).at(x, slope) if known else 0.0

@@ -74,12 +74,15 @@ class ShadowDrafts:
         at = slots[waiting]
         waiting = waiting[np.lexsort((-self._queued[at], self._gap[at] != HIT_GAP))]
         count = len(waiting)
-        while count and not self._affords(slots[waiting[:count]], self.cost(seconds(count))):
+        while count:
+            cost = self.cost(seconds(count))
+            if self._affords(slots[waiting[:count]], cost):
+                break
             count //= 2
         if count:
             # Requests that are due together share a step.
             turns = len(np.unique(self._gap[slots] - self._since[slots]))
-            self._even = math.ceil(self.cost(seconds(count)) * turns / (ROUTINE * self._usual()))
+            self._even = math.ceil(cost * turns / (ROUTINE * self._usual()))
         self._put_off(slots[waiting[count:]])
         now = waiting[:count]
         chosen[now] = True
